@@ -1,0 +1,95 @@
+"""What is predicted: the training run (job) on top of a graph."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gnnpred.errors import UsageError
+from gnnpred.hardware import DeviceSpec
+
+
+class Precision(StrEnum):
+    """Pure types, and autocast with fp16 (``mixed``) or bf16 (``mixed-bf16``) over fp32 weights."""
+
+    FP64 = "fp64"
+    FP32 = "fp32"
+    TF32 = "tf32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    MIXED = "mixed"
+    MIXED_BF16 = "mixed-bf16"
+
+    @classmethod
+    def parse(cls, text: str) -> "Precision":
+        """The precision of that name or alias; raises UsageError naming the choices."""
+        name = text.strip().lower().replace("_", "-")
+        name = {
+            "amp": "mixed", "amp-fp16": "mixed", "mixed-fp16": "mixed", "amp-bf16": "mixed-bf16",
+            "half": "fp16", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32",
+            "float64": "fp64", "double": "fp64",
+        }.get(name, name)  # fmt: skip
+        try:
+            return cls(name)
+        except ValueError:
+            choices = ", ".join(cls)
+            raise UsageError(f"unknown precision {text!r}: choose one of {choices}") from None
+
+
+class Phase(StrEnum):
+    """What one measured iteration holds."""
+
+    TRAIN = "train"  # forward, loss, backward, optimizer step
+    FORWARD_BACKWARD = "forward_backward"  # without the optimizer step
+    INFERENCE = "inference"  # forward only, no gradient
+
+
+class ActivationRule(StrEnum):
+    """Which dtype activations have between ops under reduced precision.
+
+    ``autocast`` follows PyTorch's op lists (norms and softmax in fp32, casts in between); ``all_half``
+    keeps every activation in the half type over fp32 master weights (Apex O2, ``use_fp16`` of
+    tf_cnn_benchmarks, MXNet/Paddle pure fp16). It matters only for the mixed precisions.
+    """
+
+    AUTOCAST = "autocast"
+    ALL_HALF = "all_half"
+
+
+OPTIMIZERS = ("sgd", "adam", "adamw", "lamb", "none")
+MEMORY_FORMATS = ("nchw", "nhwc")
+COMPILERS = ("eager", "torch_compile", "xla")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """One job. ``batch_size`` is per GPU; ``None`` keeps the batch of the graph."""
+
+    device: DeviceSpec
+    precision: Precision = Precision.FP32
+    batch_size: int | None = None
+    phase: Phase = Phase.TRAIN
+    optimizer: str = "sgd"  # momentum SGD where "sgd"
+    memory_format: str = "nchw"
+    compiler: str = "eager"
+    framework: str = "pytorch"  # pytorch | tensorflow | mxnet | paddle | torch7 ...
+    framework_version: str = ""  # e.g. "2.4"; "" = the checkpoint's default
+    activation_rule: ActivationRule = ActivationRule.AUTOCAST
+    tf32_matmul: bool = True  # under tf32: also matmul (False: convolutions and RNNs only, PyTorch >= 1.12's default)
+    host_copy: bool = False  # the batch is copied from pageable host memory inside the step
+    data_loader: bool = False  # a real data pipeline feeds the step
+    gpus: int = 1
+    nodes: int = 1
+    strategy: str = "ddp"
+    interconnect: str = ""  # inside a node; "" = the device's default
+    inter_node: str = ""
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size <= 0:
+            raise UsageError(f"batch size must be at least 1, got {self.batch_size}")
+        if self.optimizer not in OPTIMIZERS:
+            raise UsageError(f"unknown optimizer {self.optimizer!r}: choose one of {', '.join(OPTIMIZERS)}")
+        if self.memory_format not in MEMORY_FORMATS:
+            raise UsageError(f"unknown memory format {self.memory_format!r}: choose one of {', '.join(MEMORY_FORMATS)}")
+        if self.gpus < 1 or self.nodes < 1:
+            raise UsageError(f"--gpus and --nodes must be at least 1, got {self.gpus} and {self.nodes}")
+        if self.gpus % self.nodes:
+            raise UsageError(f"--gpus {self.gpus} is the total and must be divisible by --nodes {self.nodes}")
