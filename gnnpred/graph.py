@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import prod
-from types import MappingProxyType
 from typing import Any
 
 from gnnpred.errors import GnnpredError
@@ -121,9 +120,6 @@ class TensorSpec:
         return self.num_elements * self.dtype.bytes_per_element
 
 
-_NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True)
 class Op:
     """One framework kernel (or one fixed group of them).
@@ -136,7 +132,7 @@ class Op:
     kind: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    attributes: Mapping[str, Any] = _NO_ATTRIBUTES
+    attributes: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
     phase: OpPhase = OpPhase.FORWARD
     component: Component = Component.FORWARD
