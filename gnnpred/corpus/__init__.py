@@ -1,0 +1,1 @@
+"""Measured GPU runs joined to operator graphs: tracing, storage, building and splitting the corpus."""
