@@ -57,6 +57,7 @@ class ActivationRule(StrEnum):
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb", "none")
 MEMORY_FORMATS = ("nchw", "nhwc")
 COMPILERS = ("eager", "torch_compile", "xla")
+STRATEGIES = ("ddp",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +88,32 @@ class JobSpec:
             raise UsageError(f"batch size must be at least 1, got {self.batch_size}")
         if self.optimizer not in OPTIMIZERS:
             raise UsageError(f"unknown optimizer {self.optimizer!r}: choose one of {', '.join(OPTIMIZERS)}")
+        if self.compiler not in COMPILERS:
+            raise UsageError(f"unknown compiler {self.compiler!r}: choose one of {', '.join(COMPILERS)}")
+        if self.strategy not in STRATEGIES:
+            raise UsageError(f"unknown strategy {self.strategy!r}: choose one of {', '.join(STRATEGIES)}")
         if self.memory_format not in MEMORY_FORMATS:
             raise UsageError(f"unknown memory format {self.memory_format!r}: choose one of {', '.join(MEMORY_FORMATS)}")
         if self.gpus < 1 or self.nodes < 1:
             raise UsageError(f"--gpus and --nodes must be at least 1, got {self.gpus} and {self.nodes}")
         if self.gpus % self.nodes:
             raise UsageError(f"--gpus {self.gpus} is the total and must be divisible by --nodes {self.nodes}")
+
+
+def resolve_precision(precision: Precision, device: DeviceSpec) -> tuple[Precision, str | None]:
+    """The precision that the job really runs in on that device, and a note where it differs.
+
+    TF32 without TF32 units is fp32, as in every framework. bf16 without bf16 units is merely emulated
+    and nobody trains with it: raises UsageError that names the precision to use instead.
+    """
+    if device.supports(precision):
+        return precision, None
+    if precision is Precision.TF32:
+        return Precision.FP32, f"{device.name} has no TF32 units: tf32 runs as fp32"
+    if precision in (Precision.BF16, Precision.MIXED_BF16):
+        instead = Precision.MIXED if precision is Precision.MIXED_BF16 else Precision.FP16
+        raise UsageError(
+            f"{device.name} has no bf16 units (precision {precision}): use --precision {instead}, "
+            "or a device from Ampere (A100, RTX3090) or CDNA (MI100) on"
+        )
+    raise UsageError(f"{device.name} does not support precision {precision}")
