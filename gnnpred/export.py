@@ -220,7 +220,12 @@ def _quiet_exporter() -> Iterator[None]:
     """The exporters print progress and warn about their own internals; a failure is raised anyway."""
     loggers = [logging.getLogger(name) for name in ("torch", "onnxscript", "onnx_ir", "torch.onnx")]
     levels = [each.level for each in loggers]
-    with warnings.catch_warnings(), open(os.devnull, "w") as sink, contextlib.redirect_stdout(sink):
+    with (
+        warnings.catch_warnings(),
+        open(os.devnull, "w") as sink,
+        contextlib.redirect_stdout(sink),
+        contextlib.redirect_stderr(sink),
+    ):
         warnings.simplefilter("ignore")
         for each in loggers:
             each.setLevel(logging.CRITICAL)

@@ -269,6 +269,9 @@ def _build_transformers(
         config._experts_implementation = "batched_mm"
     if hasattr(config, "apply_spec_augment"):
         config.apply_spec_augment = False  # time masking draws random spans on the host
+    for layer_drop in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
+        if getattr(config, layer_drop, None):
+            setattr(config, layer_drop, 0.0)  # skips whole layers by a host-side random number
     extra = {"attn_implementation": attention} if attention else {}
 
     def make() -> Any:
@@ -477,7 +480,8 @@ def _users_function(module_name: str, function_name: str) -> Callable[[], Any]:
             if not path.is_file():
                 raise GnnpredError(f"{module_name} does not exist; a model source is one of {SOURCE_FORMS}")
             spec = importlib.util.spec_from_file_location(path.stem, path)
-            assert spec is not None and spec.loader is not None
+            assert spec is not None
+            assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
         else:
