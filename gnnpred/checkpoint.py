@@ -1,0 +1,266 @@
+"""Shipped and user-made checkpoints: find, verify, load, run through onnxruntime.
+
+A checkpoint is a folder of ``model.onnx`` (weights and network), ``card.json`` (what it was trained on, its
+feature schema, its error intervals) and ``golden.json`` (an example input with its expected answer, run again at
+every load). Nothing in it is a pickle.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gnnpred.costs import OpCost
+from gnnpred.errors import GnnpredError, UsageError
+from gnnpred.features import (
+    FEATURE_SCHEMA_VERSION,
+    GLOBAL_FEATURE_NAMES,
+    NODE_FEATURE_NAMES,
+    GraphArrays,
+    encode,
+    graph_structure,
+)
+from gnnpred.graph import OpGraph
+from gnnpred.job import JobSpec
+from gnnpred.op_kinds import OP_KINDS
+
+DEFAULT_CHECKPOINT = "base"
+GOLDEN_TOLERANCE = 1e-3  # relative; other processors round float32 differently
+_MAX_CARD_BYTES = 16 * 2**20
+_MAX_MODEL_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class ComputeTimes:
+    """Predicted compute of one step on one GPU."""
+
+    op_ms: np.ndarray  # (num_ops,) float64, sums to compute_ms
+    compute_ms: float
+    interval_factors: tuple[float, float]  # 90 %: step time is between these multiples of the prediction
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointCard:
+    """What a checkpoint says about itself (card.json)."""
+
+    name: str
+    feature_schema: int
+    node_features: tuple[str, ...]
+    global_features: tuple[str, ...]
+    op_kinds: tuple[str, ...]
+    model_sha256: str
+    devices: tuple[str, ...]  # seen in training: their specification may be used by the network
+    default_framework_version: str
+    known_kinds: tuple[str, ...]
+    global_ranges: dict[str, tuple[float, float]]  # what training covered, by global feature
+    interval_log: dict[str, tuple[float, float]]  # regime -> 5 % and 95 % quantile of log(measured / predicted)
+    raw: dict[str, Any]
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "CheckpointCard":
+        return cls(
+            name=content["name"],
+            feature_schema=content["feature_schema"],
+            node_features=tuple(content["node_features"]),
+            global_features=tuple(content["global_features"]),
+            op_kinds=tuple(content["op_kinds"]),
+            model_sha256=content["model_sha256"],
+            devices=tuple(content["devices"]),
+            default_framework_version=content["default_framework_version"],
+            known_kinds=tuple(content["known_kinds"]),
+            global_ranges={k: tuple(v) for k, v in content["global_ranges"].items()},
+            interval_log={k: tuple(v) for k, v in content["interval_log"].items()},
+            raw=content,
+        )
+
+
+def shipped_checkpoints() -> Path:
+    """Folder of the checkpoints that come with the package (the wheel's copy, else the clone's)."""
+    package = Path(__file__).parent
+    for folder in (package / "_shipped", package.parent / "checkpoints"):
+        if folder.is_dir():
+            return folder
+    raise GnnpredError("no shipped checkpoints found: reinstall gnnpred")
+
+
+def find_checkpoint(name_or_path: str | Path | None = None) -> Path:
+    """Folder of a checkpoint by shipped name or by path; raises UsageError naming what there is."""
+    wanted = str(name_or_path or DEFAULT_CHECKPOINT)
+    shipped = shipped_checkpoints()
+    if "/" not in wanted and (shipped / wanted / "card.json").is_file():
+        return shipped / wanted
+    if (Path(wanted) / "card.json").is_file():
+        return Path(wanted)
+    names = ", ".join(sorted(p.parent.name for p in shipped.glob("*/card.json"))) or "none"
+    raise UsageError(f"checkpoint {wanted!r} not found: give a folder with a card.json or a shipped name ({names})")
+
+
+def load_checkpoint(name_or_path: str | Path | None = None) -> "Checkpoint":
+    """Load and verify a checkpoint: schema, hash, golden example."""
+    folder = find_checkpoint(name_or_path)
+    card = CheckpointCard.from_json(_read_json(folder / "card.json"))
+    if (
+        card.feature_schema != FEATURE_SCHEMA_VERSION
+        or card.node_features != NODE_FEATURE_NAMES
+        or card.global_features != GLOBAL_FEATURE_NAMES
+        or card.op_kinds != tuple(OP_KINDS)
+    ):
+        raise GnnpredError(
+            f"checkpoint {folder.name!r} was made with another feature schema than this gnnpred: "
+            "retrain it with `gnnpred train` or use a checkpoint of this version"
+        )
+    model_path = folder / "model.onnx"
+    try:
+        if model_path.stat().st_size > _MAX_MODEL_BYTES:
+            raise GnnpredError(f"checkpoint model {model_path} is larger than {_MAX_MODEL_BYTES // 2**20} MiB")
+        model_bytes = model_path.read_bytes()
+    except OSError as error:
+        raise GnnpredError(f"checkpoint {folder.name!r} has no readable model.onnx: {error.strerror}") from error
+    if hashlib.sha256(model_bytes).hexdigest() != card.model_sha256:
+        raise GnnpredError(f"checkpoint {folder.name!r} is damaged: model.onnx does not match the hash in card.json")
+    checkpoint = Checkpoint(card, model_bytes)
+    _check_golden(checkpoint, _read_json(folder / "golden.json"))
+    return checkpoint
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MAX_CARD_BYTES:
+            raise GnnpredError(f"{path} is larger than {_MAX_CARD_BYTES // 2**20} MiB")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise GnnpredError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise GnnpredError(f"{path} is not valid JSON: {error}") from error
+
+
+class Checkpoint:
+    """A loaded checkpoint: holds the onnxruntime session."""
+
+    def __init__(self, card: CheckpointCard, model_bytes: bytes) -> None:
+        self.card = card
+        self._model_bytes = model_bytes
+
+    @cached_property
+    def _session(self):  # noqa: ANN202 - the type would import onnxruntime early
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        # tiny network: thread pools and graph rewrites cost more than they save
+        options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        return onnxruntime.InferenceSession(self._model_bytes, options, providers=["CPUExecutionProvider"])
+
+    def run(self, arrays: GraphArrays, *, specs_known: bool) -> tuple[np.ndarray, float]:
+        """Time of each merged node's component, (N, C) float64 in ms, and of the whole step in ms."""
+        feed = {
+            "node_features": arrays.node_features,
+            "kind_idx": arrays.kind_idx,
+            "physics_ms": arrays.physics_ms,
+            "count": arrays.count,
+            "in_edges": arrays.in_edges,
+            "out_edges": arrays.out_edges,
+            "globals": arrays.globals[None],
+            "specs_known": np.array([specs_known], np.float32),
+            "host_launches": np.array([arrays.host_launches], np.float32),
+            "host_copy_ms": np.array([arrays.host_copy_ms], np.float32),
+        }
+        op_ms, step_ms = self._session.run(["op_ms", "step_ms"], feed)
+        return op_ms.astype(np.float64), float(step_ms[0])
+
+    def predict(self, graph: OpGraph, costs: Sequence[OpCost], job: JobSpec) -> ComputeTimes:
+        """Compute time of one step of a lowered (and, for training, differentiated) graph."""
+        structure = graph_structure(graph, costs)
+        if not len(structure.kind_idx):
+            raise GnnpredError(f"{graph.name or 'the graph'} has no op that costs time: nothing to predict")
+        arrays = encode(structure, job)
+        known = job.device.name in self.card.devices
+        node_ms, compute_ms = self.run(arrays, specs_known=known)
+        counted = structure.op_node_idx >= 0
+        op_ms = np.zeros(len(graph.ops))
+        op_ms[counted] = (
+            node_ms[structure.op_node_idx[counted], structure.op_component_idx[counted]] * structure.op_weight[counted]
+        )
+        total_ms = op_ms.sum()
+        # launch gaps and the input copy belong to no op: spread over all, so that the table adds up
+        op_ms *= compute_ms / total_ms if total_ms > 0 else 0.0
+        return ComputeTimes(
+            op_ms=op_ms,
+            compute_ms=compute_ms,
+            interval_factors=self._interval(job, known=known),
+            warnings=tuple(self._range_warnings(arrays, op_ms, graph, job, known=known)),
+        )
+
+    def _interval(self, job: JobSpec, *, known: bool) -> tuple[float, float]:
+        regime = f"{job.precision}" if known else "unseen_device"
+        low, high = self.card.interval_log.get(regime) or self.card.interval_log["all"]
+        return float(np.exp(low)), float(np.exp(high))
+
+    def _range_warnings(
+        self, arrays: GraphArrays, op_ms: np.ndarray, graph: OpGraph, job: JobSpec, *, known: bool
+    ) -> list[str]:
+        """What of this graph and job lies outside what the checkpoint has seen."""
+        warnings = []
+        if not known:
+            warnings.append(
+                f"no measured run on {job.device.name} was in training: the answer rests on its specification alone"
+            )
+        for name, text in (
+            ("log_batch", "batch size"),
+            ("log_physics_ms", "roofline time of the step"),
+            ("log_launches", "number of kernels"),
+        ):
+            low, high = self.card.global_ranges[name]
+            value = float(arrays.globals[GLOBAL_FEATURE_NAMES.index(name)])
+            if not low - 1e-6 <= value <= high + 1e-6:
+                side = "below" if value < low else "above"
+                warnings.append(
+                    f"{text} {np.exp(value):.3g} is {side} the {np.exp(low):.3g} to {np.exp(high):.3g} that this "
+                    "checkpoint has seen"
+                )
+        unseen = [i for i, op in enumerate(graph.ops) if op.kind not in self.card.known_kinds]
+        total = op_ms.sum()
+        share = op_ms[unseen].sum() / total if unseen and total else 0.0
+        if share > 0.02:
+            kinds = sorted({graph.ops[i].kind for i in unseen if op_ms[i] > 0})
+            warnings.append(f"{share:.0%} of the time is in op kinds that no training run had: {', '.join(kinds[:5])}")
+        if f"precision_{job.precision}" in self.card.global_ranges:
+            low, high = self.card.global_ranges[f"precision_{job.precision}"]
+            if high <= 0:
+                warnings.append(f"no training run had precision {job.precision}: it is extrapolated from the others")
+        return warnings
+
+
+def arrays_to_json(arrays: GraphArrays) -> dict[str, Any]:
+    """A JSON form of checkpoint input, for golden examples."""
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(arrays).items()}
+
+
+def arrays_from_json(content: dict[str, Any]) -> GraphArrays:
+    """Inverse of :func:`arrays_to_json`."""
+    integer = {"kind_idx", "in_edges", "out_edges"}
+    values: dict[str, Any] = {}
+    for name, value in content.items():
+        if isinstance(value, list):
+            array = np.array(value, np.int64 if name in integer else np.float32)
+            values[name] = array.reshape(2, -1) if name.endswith("edges") else array
+        else:
+            values[name] = value
+    return GraphArrays(**values)
+
+
+def _check_golden(checkpoint: Checkpoint, golden: dict[str, Any]) -> None:
+    for example in golden["examples"]:
+        _, step_ms = checkpoint.run(arrays_from_json(example["arrays"]), specs_known=example["specs_known"])
+        if abs(step_ms / example["step_ms"] - 1) > GOLDEN_TOLERANCE:
+            raise GnnpredError(
+                f"checkpoint {checkpoint.card.name!r} gives {step_ms:.4f} ms for golden example "
+                f"{example['name']!r} instead of {example['step_ms']:.4f}: it is damaged or onnxruntime is broken"
+            )

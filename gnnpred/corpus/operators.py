@@ -1,0 +1,195 @@
+"""Single-kernel timings as a second kind of training row.
+
+Whole-model rows say little about bf16, large GEMMs or attention; the operator tables do. From 1.4 million
+forward and backward kernels a stratified sample enters the corpus: equal numbers per (op, device, precision,
+phase), spread over the logarithm of time, so that no source dominates.
+"""
+
+import csv
+import gzip
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gnnpred.errors import GnnpredError, UsageError
+from gnnpred.graph import DType, Op, OpGraph, Role, TensorSpec
+from gnnpred.hardware import find_device
+
+# Launch and timing overhead inside the times of a source, as its page in the data describes.
+OVERHEAD_US = {"neusight": 30.0, "sailor": 50.0, "superscaler": 50.0, "justus2018": 150.0, "ett": 5.0}
+MIN_OVERHEAD_MULTIPLE = 4.0  # rows below this multiple of the overhead say more about the host than the kernel
+MIN_TIME_US = 8.0
+PER_STRATUM = 120
+COLUMNS = ("source", "device", "kind", "phase", "precision", "shape", "time_us")
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRow:
+    """One timed kernel. ``shape`` depends on the kind, see :func:`operator_graph`."""
+
+    source: str
+    device: str
+    kind: str
+    phase: str  # fwd | bwd | bwd_data | bwd_weight
+    precision: str
+    shape: tuple[int, ...]
+    time_us: float  # overhead of the source already taken off
+
+
+_ELEMENTWISE = {"add": "add", "mul": "mul", "gelu": "gelu", "relu": "relu", "dropout": "dropout", "tanh": "tanh"}
+_NORM = {"layernorm": "layer_norm", "rmsnorm": "rms_norm", "softmax": "softmax"}
+_PHASES = {"fwd": "fwd", "bwd": "bwd", "bwd_data": "bwd_data", "bwd_weight": "bwd_weight"}
+
+
+def _candidates(shared: Path) -> Iterator[OperatorRow]:
+    """All usable rows of the operator tables, unfiltered by number."""
+    folder = shared / "operators"
+
+    def rows(name: str) -> Iterator[dict[str, str]]:
+        with gzip.open(folder / f"{name}.csv.gz", "rt", encoding="utf-8", newline="") as file:
+            yield from csv.DictReader(file)
+
+    def ints(row: dict[str, str], *names: str) -> tuple[int, ...]:
+        return tuple(int(float(row[name] or 1)) for name in names)  # stride and groups are blank where 1
+
+    for name in ("gemm", "gemm_aiconfigurator"):
+        for row in rows(name):
+            if row.get("optimizer") or row.get("activation") or row["phase"] not in _PHASES:
+                continue
+            b, m, n, k = ints(row, "b", "m", "n", "k")
+            if m < 64:  # decode shapes: no training step has them
+                continue
+            kind = "matmul" if b > 1 else "linear"
+            yield _row(row, kind, (b, m, n, k))
+    for row in rows("conv2d"):
+        if row.get("optimizer") or row["activation"] or row["phase"] not in _PHASES or not row["pad_h"] or float(row["pad_h"]) % 1:
+            continue
+        shape = ints(row, "n", "c", "h", "w", "k", "r", "s", "stride_h", "stride_w", "pad_h", "pad_w", "groups")
+        yield _row(row, "conv", shape)
+    for row in rows("elementwise"):
+        kind = _ELEMENTWISE.get(row["op"])
+        if kind and row["phase"] in ("fwd", "bwd"):
+            yield _row(row, kind, ints(row, "rows", "cols"))
+    for row in rows("norm_softmax"):
+        kind = _NORM.get(row["op"])
+        if kind and row["phase"] in ("fwd", "bwd"):
+            yield _row(row, kind, ints(row, "rows", "cols"))
+    for row in rows("attention"):
+        if row["phase"] in ("fwd", "bwd") and row["seq_q"] == row["seq_kv"] and int(row["seq_q"]) >= 128:
+            causal = int("causal" in row["op"])
+            yield _row(row, "sdpa", (*ints(row, "batch", "heads", "kv_heads", "seq_q", "head_dim"), causal))
+
+
+def _row(row: dict[str, str], kind: str, shape: tuple[int, ...]) -> OperatorRow:
+    return OperatorRow(row["source"], row["gpu"], kind, row["phase"], row["precision"], shape, float(row["time_us"]))
+
+
+def sample_operator_rows(shared: Path, *, seed: int = 0, per_stratum: int = PER_STRATUM) -> list[OperatorRow]:
+    """The stratified sample from ../shared/data; deterministic for a seed."""
+    rng = np.random.default_rng(seed)
+    strata: dict[tuple[str, ...], list[OperatorRow]] = defaultdict(list)
+    for row in _candidates(shared):
+        overhead_us = next((v for k, v in OVERHEAD_US.items() if row.source.startswith(k)), 0.0)
+        if row.time_us < max(MIN_TIME_US, overhead_us * MIN_OVERHEAD_MULTIPLE):
+            continue
+        if row.precision not in ("fp32", "tf32", "fp16", "bf16"):
+            continue
+        net = OperatorRow(*(getattr(row, n) for n in COLUMNS[:-1]), row.time_us - overhead_us)
+        strata[row.source.split("-")[0], row.device, row.kind, row.phase, row.precision].append(net)
+    chosen: list[OperatorRow] = []
+    for key in sorted(strata):
+        rows = strata[key]
+        try:
+            find_device(rows[0].device)
+        except UsageError:
+            continue
+        if len(rows) > per_stratum:
+            # equal numbers per decade of time: large kernels are rare in the tables and decisive in steps
+            bins = np.floor(2 * np.log10([r.time_us for r in rows])).astype(int)
+            weight = 1.0 / np.bincount(bins - bins.min())[bins - bins.min()]
+            picked = rng.choice(len(rows), per_stratum, replace=False, p=weight / weight.sum())
+            rows = [rows[i] for i in sorted(picked)]
+        chosen.extend(rows)
+    return chosen
+
+
+def write_operator_rows(rows: list[OperatorRow], path: Path) -> None:
+    """CSV, gzipped, through a temporary file."""
+    part = path.with_suffix(".part")
+    with part.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as zipped:
+        lines = [",".join(COLUMNS)]
+        lines += [
+            f"{r.source},{r.device},{r.kind},{r.phase},{r.precision},{'x'.join(map(str, r.shape))},{r.time_us:.5g}"
+            for r in rows
+        ]
+        zipped.write(("\n".join(lines) + "\n").encode())
+    part.replace(path)
+
+
+def load_operator_rows(path: Path) -> list[OperatorRow]:
+    """Rows that :func:`write_operator_rows` wrote."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+            return [
+                OperatorRow(
+                    r["source"], r["device"], r["kind"], r["phase"], r["precision"],
+                    tuple(int(v) for v in r["shape"].split("x")), float(r["time_us"]),
+                )
+                for r in csv.DictReader(file)
+            ]  # fmt: skip
+    except OSError as error:
+        raise GnnpredError(f"cannot read operator rows {path}: {error.strerror}") from error
+
+
+def operator_graph(row: OperatorRow) -> OpGraph:
+    """The row's kernel as a graph of one op, fp32, before precision lowering.
+
+    Shapes: linear, matmul (b, m, n, k); conv (n, c, h, w, k, r, s, stride h w, padding h w, groups);
+    elementwise, norms and softmax (rows, cols); sdpa (batch, heads, kv_heads, seq, head_dim, causal).
+    """
+    fp32 = DType.FP32
+    shape = row.shape
+
+    def data(*dims: int) -> TensorSpec:
+        return TensorSpec(dims, fp32, Role.INPUT)
+
+    def weight(*dims: int) -> TensorSpec:
+        return TensorSpec(dims, fp32, Role.PARAMETER)
+
+    attributes: dict = {}
+    match row.kind:
+        case "linear":
+            _, m, n, k = shape
+            inputs, out = [data(m, k), weight(n, k)], (m, n)
+        case "matmul":
+            b, m, n, k = shape
+            inputs, out = [data(b, m, k), data(b, k, n)], (b, m, n)
+        case "conv":
+            num, c, h, w, filters, r, s, stride_h, stride_w, pad_h, pad_w, groups = shape
+            out = (num, filters, (h + 2 * pad_h - r) // stride_h + 1, (w + 2 * pad_w - s) // stride_w + 1)
+            inputs = [data(num, c, h, w), weight(filters, c // groups, r, s)]
+            attributes = {
+                "kernel": (r, s), "stride": (stride_h, stride_w), "dilation": (1, 1), "padding": (pad_h, pad_w),
+                "groups": groups,
+            }  # fmt: skip
+        case "sdpa":
+            batch, heads, kv_heads, seq, head_dim, causal = shape
+            kv = data(batch, kv_heads, seq, head_dim)
+            inputs, out = [data(batch, heads, seq, head_dim), kv, kv], (batch, heads, seq, head_dim)
+            attributes = {"causal": bool(causal)}
+        case "add" | "mul":
+            inputs, out = [data(*shape), data(*shape)], shape
+        case "layer_norm" | "rms_norm":
+            inputs, out = [data(*shape), weight(shape[1])], shape
+            attributes = {"normalized_size": shape[1]}
+        case _:
+            inputs, out = [data(*shape)], shape
+            if row.kind == "softmax":
+                attributes = {"axis": 1}
+    tensors = (*inputs, TensorSpec(tuple(out), fp32, Role.ACTIVATION))
+    op = Op(row.kind, tuple(range(len(inputs))), (len(inputs),), attributes)
+    feeds = tuple(i for i, t in enumerate(inputs) if t.role is Role.INPUT)
+    return OpGraph(tensors, (op,), feeds, (len(inputs),), batch_size=1, name=row.kind)

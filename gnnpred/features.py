@@ -1,0 +1,439 @@
+"""Numbers that the checkpoint sees: an op graph with its costs and a job, as numpy arrays.
+
+Two steps, so that one graph serves many devices: :func:`graph_structure` (depends on graph, batch,
+precision) collects raw costs per node and merges nodes that a 2-layer GNN cannot tell apart;
+:func:`encode` adds the device and the job.
+
+A **node** is a forward op together with what belongs to it in the other components (its gradients,
+the casts autocast adds for it, gradient accumulation); the optimizer ops are nodes of their own.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gnnpred.costs import CostState, OpCost, gemm_dims, unfused_attention_bytes
+from gnnpred.graph import Component, DType, Op, OpGraph, Role
+from gnnpred.hardware import DeviceSpec
+from gnnpred.job import ActivationRule, JobSpec, Phase, Precision
+from gnnpred.op_kinds import OP_KINDS, Category, category_of
+
+FEATURE_SCHEMA_VERSION = 1
+
+COMPONENTS: tuple[Component, ...] = tuple(Component)
+NUM_COMPONENTS = len(COMPONENTS)
+_COMPONENT_IDX = {component: i for i, component in enumerate(COMPONENTS)}
+KIND_IDX: dict[str, int] = {kind: i for i, kind in enumerate(OP_KINDS)}  # ONE past the end: unknown
+NUM_KINDS = len(OP_KINDS) + 1
+CATEGORIES: tuple[Category, ...] = tuple(Category)
+_CATEGORY_IDX = {category: i for i, category in enumerate(CATEGORIES)}
+COMPUTE_DTYPES: tuple[DType, ...] = (DType.FP64, DType.FP32, DType.TF32, DType.FP16, DType.BF16, DType.FP8)
+_DTYPE_IDX = {dtype: i for i, dtype in enumerate(COMPUTE_DTYPES)}
+
+# A kernel that does nothing still occupies the GPU for about this long (empty-kernel time on
+# Volta to Hopper is 1.5 to 2.5 us); the GNN corrects it per op.
+KERNEL_FLOOR_US = 1.5
+# Pageable host-to-device copies reach about 6 GB/s on PCIe 3 hosts; the GNN corrects it.
+HOST_COPY_GB_S = 6.0
+
+_RAW_NAMES = (
+    "in_elements", "param_elements", "out_elements", "batch_count", "m", "n", "k", "kernel_area", "stride", "groups",
+    "channels_per_group", "last_dim", "fan_out", "in_bytes_per_element", "out_bytes_per_element",
+    "needs_input_gradient", "is_depthwise", "is_parameter_derived", "m_mod8", "n_mod8", "k_mod8",
+)  # fmt: skip
+_RAW_IDX = {name: i for i, name in enumerate(_RAW_NAMES)}
+_LOG_RAW = (
+    "in_elements", "param_elements", "out_elements", "batch_count", "m", "n", "k", "kernel_area", "stride", "groups",
+    "channels_per_group", "last_dim", "fan_out",
+)  # fmt: skip
+_PLAIN_RAW = tuple(name for name in _RAW_NAMES if name not in _LOG_RAW)
+
+
+@dataclass(frozen=True)
+class GraphStructure:
+    """Merged nodes of one lowered (and, for training, differentiated) graph; no device in it.
+
+    Shapes: N merged nodes, C = len(COMPONENTS), R = len(_RAW_NAMES), M ops of the graph.
+    """
+
+    kind_idx: np.ndarray  # (N,) int64
+    category_idx: np.ndarray  # (N,) int64
+    count: np.ndarray  # (N,) float64, how many ops of the graph one merged node stands for
+    flops: np.ndarray  # (N, C) float64
+    unit_idx: np.ndarray  # (N, C) int64, COMPUTE_DTYPES position whose peak bounds the flops; -1 = none
+    on_tensor_cores: np.ndarray  # (N, C) bool, may the flops run on tensor cores
+    bytes_moved: np.ndarray  # (N, C) float64
+    unfused_bytes: np.ndarray  # (N, C) float64, the same where attention is not one fused kernel
+    launches: np.ndarray  # (N, C) float64
+    raw: np.ndarray  # (N, R) float64
+    in_edges: np.ndarray  # (2, E) int64, rows source and target: data flows source -> target
+    out_edges: np.ndarray  # (2, E') int64, rows source and target: target's reader is the source
+    op_node_idx: np.ndarray  # (M,) int64, merged node of each op; -1 = costs nothing
+    op_component_idx: np.ndarray  # (M,) int64
+    op_weight: np.ndarray  # (M,) float64, share of the node's component that this op is
+    input_bytes: float  # what a host copy moves per step
+    batch_size: int
+
+
+def _unit_of(op: Op, graph: OpGraph, *, is_depthwise: bool) -> tuple[int, bool]:
+    """Peak that bounds the op's flops, and whether tensor cores may run it."""
+    category = category_of(op.kind)
+    dtype = op.compute_dtype or DType.FP32
+    if category in (Category.CONV, Category.MATMUL, Category.ATTENTION, Category.RECURRENT):
+        if not is_depthwise:
+            return _DTYPE_IDX.get(dtype, 1), True
+    # CUDA cores: fp64 has its own rate, everything else runs at the fp32 rate
+    return (0, False) if dtype is DType.FP64 else (1, False)
+
+
+def _first_shape(op: Op, graph: OpGraph) -> tuple[int, ...]:
+    for tensor_idx in op.inputs:
+        tensor = graph.tensors[tensor_idx]
+        if tensor.role not in (Role.PARAMETER, Role.CONSTANT):
+            return tensor.shape
+    return graph.tensors[op.inputs[0]].shape if op.inputs else ()
+
+
+def _raw_row(op: Op, graph: OpGraph, fan_out: int) -> list[float]:
+    """Shape features of one forward op, in the order of ``_RAW_NAMES``."""
+    tensors = graph.tensors
+    in_elements = param_elements = 0
+    derived = True
+    in_width = 0.0
+    for tensor_idx in op.inputs:
+        tensor = tensors[tensor_idx]
+        if tensor.role in (Role.PARAMETER, Role.PARAMETER_DERIVED, Role.CONSTANT):
+            param_elements += tensor.num_elements
+        else:
+            derived = False
+            in_elements += tensor.num_elements
+            in_width = max(in_width, tensor.dtype.bytes_per_element)
+    out_elements = sum(tensors[t].num_elements for t in op.outputs)
+    out_width = max((tensors[t].dtype.bytes_per_element for t in op.outputs), default=0.0)
+    shape = _first_shape(op, graph)
+    out_shape = tensors[op.outputs[0]].shape if op.outputs else ()
+    batch_count, m, n, k = gemm_dims(op, graph) or (0, 0, 0, 0)
+    kernel = op.attributes.get("kernel") or ()
+    stride = op.attributes.get("stride") or ()
+    groups = int(op.attributes.get("groups", 1) or 1)
+    kernel_area = float(np.prod(kernel)) if kernel else 1.0
+    channels = shape[1] if len(shape) >= 3 else (shape[-1] if shape else 1)
+    is_depthwise = _is_depthwise(op, graph)
+    return [
+        in_elements, param_elements, out_elements, batch_count, m, n, k, kernel_area,
+        float(stride[0]) if stride else 1.0, groups, channels / groups if groups else channels,
+        out_shape[-1] if out_shape else 1, fan_out, in_width, out_width,
+        0.0, float(is_depthwise), float(derived and bool(op.inputs)),
+        float(m > 0 and m % 8 == 0), float(n > 0 and n % 8 == 0), float(k > 0 and k % 8 == 0),
+    ]  # fmt: skip
+
+
+def _is_depthwise(op: Op, graph: OpGraph) -> bool:
+    groups = int(op.attributes.get("groups", 1) or 1)
+    if groups <= 1 or not op.kind.startswith("conv"):
+        return False
+    shape = _first_shape(op, graph)
+    return len(shape) >= 3 and groups == shape[1]
+
+
+def graph_structure(graph: OpGraph, costs: Sequence[OpCost]) -> GraphStructure:
+    """Group ops into nodes, then merge nodes that two message-passing layers cannot tell apart."""
+    num_ops = len(graph.ops)
+    node_of_op = np.full(num_ops, -1, np.int64)
+    component_of_op = np.zeros(num_ops, np.int64)
+    heads: list[int] = []  # op position that gives the node its kind and shape
+    node_of_head: dict[int, int] = {}
+
+    def node_for(head: int) -> int:
+        node = node_of_head.get(head)
+        if node is None:
+            node = node_of_head[head] = len(heads)
+            heads.append(head)
+        return node
+
+    for op_idx, (op, cost) in enumerate(zip(graph.ops, costs, strict=True)):
+        component_of_op[op_idx] = _COMPONENT_IDX[op.component]
+        if cost.state is CostState.FREE and not cost.flops and not cost.bytes_moved:
+            continue
+        head = op.forward_op_idx
+        if op.component is Component.FORWARD or head is None:
+            head = op_idx
+        node_of_op[op_idx] = node_for(head)
+
+    num_nodes = len(heads)
+    shape = (num_nodes, NUM_COMPONENTS)
+    flops, bytes_moved, unfused, launches = (np.zeros(shape) for _ in range(4))
+    unit_idx = np.full(shape, -1, np.int64)
+    tensor_cores = np.zeros(shape, bool)
+    op_weight = np.zeros(num_ops)
+    time_proxy = np.zeros(num_ops)
+    for op_idx, (op, cost) in enumerate(zip(graph.ops, costs, strict=True)):
+        node = node_of_op[op_idx]
+        if node < 0:
+            continue
+        column = component_of_op[op_idx]
+        repeats = op.repeats
+        flops[node, column] += cost.flops * repeats
+        bytes_moved[node, column] += cost.bytes_moved * repeats
+        is_attention = op.kind == "sdpa"
+        extra = unfused_attention_bytes(op, graph) if is_attention else cost.bytes_moved
+        unfused[node, column] += extra * repeats
+        launches[node, column] += cost.num_launches * repeats
+        # the proxy only splits a node's component among its few ops (two casts, say)
+        time_proxy[op_idx] = cost.flops * 0.02 + cost.bytes_moved + 1.0
+        if unit_idx[node, column] < 0:
+            unit_idx[node, column], tensor_cores[node, column] = _unit_of(
+                op, graph, is_depthwise=_is_depthwise(graph.ops[heads[node]], graph)
+            )
+    slot = node_of_op * NUM_COMPONENTS + component_of_op
+    counted = node_of_op >= 0
+    totals = np.bincount(slot[counted], time_proxy[counted], minlength=num_nodes * NUM_COMPONENTS)
+    op_weight[counted] = time_proxy[counted] / totals[slot[counted]]
+
+    in_neighbours, out_neighbours = _node_neighbours(graph, heads, node_of_head)
+    raw = np.array(
+        [_raw_row(graph.ops[head], graph, len(out_neighbours[i])) for i, head in enumerate(heads)], np.float64
+    ).reshape(num_nodes, len(_RAW_NAMES))
+    raw[:, _RAW_IDX["needs_input_gradient"]] = flops[:, 1] + bytes_moved[:, 1] > 0
+    kind_idx = np.array([KIND_IDX.get(graph.ops[head].kind, NUM_KINDS - 1) for head in heads], np.int64)
+    category_idx = np.array([_CATEGORY_IDX[category_of(graph.ops[head].kind)] for head in heads], np.int64)
+
+    signature = np.concatenate(
+        [kind_idx[:, None].astype(np.float64), flops, bytes_moved, unfused, launches, unit_idx, raw], axis=1
+    )
+    colours = _merge_colours(signature, in_neighbours, out_neighbours)
+    num_merged = int(colours.max()) + 1 if num_nodes else 0
+    count = np.bincount(colours, minlength=num_merged).astype(np.float64)
+    representative = np.zeros(num_merged, np.int64)
+    representative[colours[::-1]] = np.arange(num_nodes)[::-1]  # the first node of each colour
+
+    def merged_edges(neighbours: list[list[int]]) -> np.ndarray:
+        pairs = [(colours[u], c) for c, node in enumerate(representative) for u in neighbours[node]]
+        return np.array(pairs, np.int64).reshape(-1, 2).T.copy()
+
+    merged_of_op = np.where(counted, colours[np.maximum(node_of_op, 0)], -1) if num_nodes else node_of_op
+    input_bytes = sum(graph.tensors[t].num_bytes for t in graph.inputs)
+    pick = representative
+    return GraphStructure(
+        kind_idx=kind_idx[pick], category_idx=category_idx[pick], count=count, flops=flops[pick],
+        unit_idx=unit_idx[pick], on_tensor_cores=tensor_cores[pick], bytes_moved=bytes_moved[pick],
+        unfused_bytes=unfused[pick], launches=launches[pick], raw=raw[pick], in_edges=merged_edges(in_neighbours),
+        out_edges=merged_edges(out_neighbours), op_node_idx=merged_of_op, op_component_idx=component_of_op,
+        op_weight=op_weight, input_bytes=float(input_bytes), batch_size=graph.batch_size or 1,
+    )  # fmt: skip
+
+
+def _node_neighbours(
+    graph: OpGraph, heads: list[int], node_of_head: dict[int, int]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Per node the nodes it reads from and the nodes that read it, looking through free ops and casts."""
+    sources_of_tensor: dict[int, tuple[int, ...]] = {}
+    in_neighbours: list[list[int]] = [[] for _ in heads]
+    out_neighbours: list[list[int]] = [[] for _ in heads]
+    for op_idx, op in enumerate(graph.ops):
+        if op.phase != "forward":
+            continue
+        sources = tuple(dict.fromkeys(s for t in op.inputs for s in sources_of_tensor.get(t, ())))
+        node = node_of_head.get(op_idx)
+        if node is None:  # a view or a cast: its readers see through it
+            for tensor_idx in op.outputs:
+                sources_of_tensor[tensor_idx] = sources[:8]
+            continue
+        for source in sources:
+            in_neighbours[node].append(source)
+            out_neighbours[source].append(node)
+        for tensor_idx in op.outputs:
+            sources_of_tensor[tensor_idx] = (node,)
+    return in_neighbours, out_neighbours
+
+
+def _merge_colours(
+    signature: np.ndarray, in_neighbours: list[list[int]], out_neighbours: list[list[int]]
+) -> np.ndarray:
+    """Weisfeiler-Lehman colours after two rounds in both directions, (N,) int64 from 0."""
+    num_nodes = len(signature)
+    table: dict = {}
+    rows = np.ascontiguousarray(signature)
+    colours = [table.setdefault(rows[i].tobytes(), len(table)) for i in range(num_nodes)]
+    for _ in range(2):
+        table = {}
+        colours = [
+            table.setdefault(
+                (
+                    colours[i],
+                    tuple(sorted(colours[u] for u in in_neighbours[i])),
+                    tuple(sorted(colours[v] for v in out_neighbours[i])),
+                ),
+                len(table),
+            )
+            for i in range(num_nodes)
+        ]
+    return np.array(colours, np.int64)
+
+
+# ---------------------------------------------------------------------------------------------
+# device and job
+
+NODE_FEATURE_NAMES: tuple[str, ...] = (
+    *(f"log_physics_us_{c}" for c in COMPONENTS),
+    *(f"log_flop_to_byte_time_{c}" for c in COMPONENTS[:3]),
+    "log_flops", "log_bytes", "log_launches", "log_total_physics_us", "log_waves", "wave_efficiency",
+    "log_bytes_to_l2", *(f"log_{name}" for name in _LOG_RAW), *_PLAIN_RAW,
+    *(f"category_{c}" for c in CATEGORIES), *(f"compute_{d}" for d in COMPUTE_DTYPES),
+)  # fmt: skip
+
+# Device specification features come first: training hides them at random, and prediction hides them
+# for a device that the checkpoint has not seen (see training/model.py).
+SPEC_FEATURE_NAMES: tuple[str, ...] = (
+    "log_fp64_tflops", "log_fp32_tflops", "log_tf32_tflops", "log_half_tflops", "log_mem_bandwidth", "log_num_sms",
+    "log_boost_clock", "log_l2_mb", "compute_capability", "year",
+)  # fmt: skip
+# "kernel" marks rows that time one kernel without a framework around it
+_FRAMEWORKS = ("pytorch", "tensorflow", "mxnet", "paddle", "torch7", "kernel")
+GLOBAL_FEATURE_NAMES: tuple[str, ...] = (
+    *SPEC_FEATURE_NAMES,
+    "is_amd", "has_tensor_cores", "log_half_to_fp32_peak", "log_fp32_ridge",
+    *(f"precision_{p}" for p in Precision), "all_half", "tf32_matmul", "nhwc", "torch_compile", "xla",
+    *(f"framework_{f}" for f in _FRAMEWORKS), "pytorch_version", "tensorflow_version", "fused_attention",
+    *(f"phase_{p}" for p in Phase), "optimizer_adam", "host_copy", "data_loader", "input_gradient",
+    "log_batch", "log_launches", "log_physics_ms", "log_host_to_gpu", "log_input_bytes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GraphArrays:
+    """Input of the checkpoint for one graph and job. N nodes, C components, E edges."""
+
+    node_features: np.ndarray  # (N, len(NODE_FEATURE_NAMES)) float32, not standardised
+    kind_idx: np.ndarray  # (N,) int64
+    physics_ms: np.ndarray  # (N, C) float32, roofline time with launch floor; 0 where the component is absent
+    count: np.ndarray  # (N,) float32
+    in_edges: np.ndarray  # (2, E) int64
+    out_edges: np.ndarray  # (2, E') int64
+    globals: np.ndarray  # (len(GLOBAL_FEATURE_NAMES),) float32
+    host_launches: float  # kernels that the host launches per step
+    host_copy_ms: float  # physics of the input copy; 0 without one
+
+
+def framework_version_number(text: str) -> float:
+    """``1.12.1a0+git`` -> 1.12 as 1 + 12/20 (a number that grows with releases); 0 where unknown."""
+    parts = text.split("+")[0].split(".")
+    try:
+        major = int(parts[0])
+        minor = int("".join(c for c in parts[1] if c.isdigit()) or 0) if len(parts) > 1 else 0
+    except ValueError:
+        return 0.0
+    return major + min(minor, 19) / 20
+
+
+def has_fused_attention(job: JobSpec) -> bool:
+    """Whether scaled-dot-product attention runs as one kernel (PyTorch from 2.0 on, in half types)."""
+    version = framework_version_number(job.framework_version)
+    return job.framework == "kernel" or (job.framework == "pytorch" and (version >= 2 or version == 0))
+
+
+def _unit_peaks(device: DeviceSpec) -> np.ndarray:
+    """(2, len(COMPUTE_DTYPES)) flop/us without and with tensor cores."""
+    plain = np.array([device.fp64_tflops or device.fp32_tflops / 32, *[device.fp32_tflops] * 5])
+    tensor = np.array([device.peak_tflops(dtype) or device.fp32_tflops for dtype in COMPUTE_DTYPES])
+    return np.stack([plain, tensor]) * 1e6  # 1 TFLOP/s = 1e6 flop/us
+
+
+def encode(structure: GraphStructure, job: JobSpec, *, input_gradient: bool = False) -> GraphArrays:
+    """Add device and job to a structure; pure numpy, a fraction of a millisecond per graph."""
+    device = job.device
+    peaks = _unit_peaks(device)
+    fused = has_fused_attention(job)
+    bytes_moved = structure.bytes_moved if fused else structure.unfused_bytes
+    peak = np.where(structure.unit_idx >= 0, peaks[structure.on_tensor_cores.astype(int), structure.unit_idx], 1.0)
+    flop_us = structure.flops / peak
+    byte_us = bytes_moved / (device.mem_bandwidth_gb_s * 1e3)  # 1 GB/s = 1e3 bytes/us
+    present = structure.launches > 0
+    physics_us = np.where(present, np.maximum(flop_us, byte_us) + KERNEL_FLOOR_US * structure.launches, 0.0)
+
+    raw = structure.raw
+    m, n, batch_count = (raw[:, _RAW_IDX[name]] for name in ("m", "n", "batch_count"))
+    tiles = np.ceil(m / 128) * np.ceil(n / 128) * np.maximum(batch_count, 1)
+    waves = tiles / max(device.num_sms, 1)
+    wave_efficiency = np.where(tiles > 0, waves / np.maximum(np.ceil(waves), 1), 1.0)
+    total_us = physics_us.sum(1)
+    main_unit = np.where(structure.unit_idx[:, 0] >= 0, structure.unit_idx[:, 0], structure.unit_idx.max(1))
+    num_nodes = len(raw)
+    category = np.zeros((num_nodes, len(CATEGORIES)))
+    category[np.arange(num_nodes), structure.category_idx] = 1
+    compute = np.zeros((num_nodes, len(COMPUTE_DTYPES)))
+    compute[np.arange(num_nodes), np.maximum(main_unit, 0)] = 1
+    l2_bytes = max(device.l2_mb, 0.5) * 1e6
+    node_features = np.concatenate(
+        [
+            np.log(physics_us + 1e-2),
+            np.log((flop_us[:, :3] + 1e-3) / (byte_us[:, :3] + 1e-3)),
+            np.log(structure.flops.sum(1) + 1)[:, None],
+            np.log(bytes_moved.sum(1) + 1)[:, None],
+            np.log(structure.launches.sum(1) + 1)[:, None],
+            np.log(total_us + 1e-2)[:, None],
+            np.log(waves + 0.1)[:, None],
+            wave_efficiency[:, None],
+            np.log((bytes_moved[:, 0] + 1) / l2_bytes)[:, None],
+            np.log(raw[:, [_RAW_IDX[name] for name in _LOG_RAW]] + 1),
+            raw[:, [_RAW_IDX[name] for name in _PLAIN_RAW]],
+            category,
+            compute,
+        ],
+        axis=1,
+    ).astype(np.float32)
+    host_launches = float((structure.launches.sum(1) * structure.count).sum())
+    physics_ms_total = float((total_us * structure.count).sum()) / 1e3
+    return GraphArrays(
+        node_features=node_features,
+        kind_idx=structure.kind_idx,
+        physics_ms=(physics_us / 1e3).astype(np.float32),
+        count=structure.count.astype(np.float32),
+        in_edges=structure.in_edges,
+        out_edges=structure.out_edges,
+        globals=_globals(
+            structure,
+            job,
+            input_gradient=input_gradient,
+            fused=fused,
+            host_launches=host_launches,
+            physics_ms=physics_ms_total,
+        ),  # fmt: skip
+        host_launches=host_launches,
+        host_copy_ms=structure.input_bytes / (HOST_COPY_GB_S * 1e6) if job.host_copy else 0.0,
+    )
+
+
+def _globals(
+    structure: GraphStructure,
+    job: JobSpec,
+    *,
+    input_gradient: bool,
+    fused: bool,
+    host_launches: float,
+    physics_ms: float,
+) -> np.ndarray:
+    device = job.device
+    half = device.peak_tflops(DType.FP16) or device.fp32_tflops
+    tf32 = device.tf32_tflops or device.fp32_tflops
+    version = framework_version_number(job.framework_version)
+    is_amd = device.compute_capability is None
+    values = [
+        np.log(device.fp64_tflops or device.fp32_tflops / 32), np.log(device.fp32_tflops), np.log(tf32), np.log(half),
+        np.log(device.mem_bandwidth_gb_s), np.log(max(device.num_sms, 1)), np.log(max(device.boost_clock_mhz, 300)),
+        np.log(max(device.l2_mb, 0.25)), device.compute_capability or 0.0, device.year - 2018,
+        float(is_amd), float(half > 1.5 * device.fp32_tflops), np.log(half / device.fp32_tflops),
+        np.log(device.fp32_tflops * 1e3 / device.mem_bandwidth_gb_s),
+        *(float(job.precision is p) for p in Precision),
+        float(job.activation_rule is ActivationRule.ALL_HALF), float(job.tf32_matmul), float(job.memory_format == "nhwc"),
+        float(job.compiler == "torch_compile"), float(job.compiler == "xla"),
+        *(float(job.framework == f) for f in _FRAMEWORKS),
+        version if job.framework == "pytorch" else 0.0, version if job.framework == "tensorflow" else 0.0, float(fused),
+        *(float(job.phase is p) for p in Phase), float(job.optimizer in ("adam", "adamw", "lamb")),
+        float(job.host_copy), float(job.data_loader), float(input_gradient),
+        np.log(max(structure.batch_size, 1)), np.log(host_launches + 1), np.log(physics_ms + 1e-3),
+        np.log((host_launches * 5e-3 + 1e-3) / (physics_ms + 1e-3)), np.log(structure.input_bytes + 1),
+    ]  # fmt: skip
+    return np.array(values, np.float32)

@@ -1,0 +1,222 @@
+"""The held-out experiments: which rows train, which test, and the networks of every fold.
+
+A **track** is a way of holding out groups (unseen family, unseen architecture, unseen GPU ...); a **fold** is one
+held-out group set of it; every fold is trained with its test rows unseen and kept as a safetensors file, so that
+scoring again takes minutes and training again is a choice.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from gnnpred.corpus.operators import OperatorRow, load_operator_rows
+from gnnpred.corpus.splits import Splits, load_splits
+from gnnpred.corpus.store import GraphStore, MeasurementRow, load_rows
+from gnnpred.errors import GnnpredError
+from gnnpred.features import GraphArrays
+from gnnpred.hardware import find_device
+from gnnpred.training.data import FlatRows
+from gnnpred.training.loop import OperatorRows, TrainSettings, predict_rows, train_model
+from gnnpred.training.model import StepTimeGNN
+from gnnpred.training.rows import encode_operator_rows, encode_rows
+
+logger = logging.getLogger(__name__)
+
+MIN_ROWS_PER_DEVICE = 60  # a GPU with fewer training rows is no leave-one-out group
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Everything the experiments read. n rows, all single-GPU, in the order of ``rows``."""
+
+    rows: tuple[MeasurementRow, ...]
+    aware: FlatRows
+    blind: FlatRows  # the same rows as a predictor sees them that knows nothing of precision
+    operators: OperatorRows
+    operator_rows: tuple[OperatorRow, ...]
+    splits: Splits
+
+    @cached_property
+    def target_ms(self) -> np.ndarray:
+        return np.array([row.step_time_ms for row in self.rows])
+
+    @cached_property
+    def devices(self) -> np.ndarray:
+        return np.array([find_device(row.device).name for row in self.rows])
+
+    @cached_property
+    def precisions(self) -> np.ndarray:
+        return np.array([row.precision for row in self.rows])
+
+    @cached_property
+    def is_inference(self) -> np.ndarray:
+        return np.array([row.phase == "inference" for row in self.rows])
+
+    @cached_property
+    def operator_devices(self) -> np.ndarray:
+        return np.array([find_device(row.device).name for row in self.operator_rows])
+
+    def fold_of(self, grouping: str) -> np.ndarray:
+        """(n,) int64 fold of each row under ``family``, ``architecture`` or ``random``."""
+        return np.array([self.splits.fold_of(row, grouping) for row in self.rows])
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One network to train: positions of rows, and what it may see."""
+
+    track: str
+    name: str
+    train_idx: np.ndarray
+    test_idx: np.ndarray
+    is_blind: bool = False
+    held_out_device: str = ""
+
+    def file_name(self, seed: int) -> str:
+        return f"{self.track}-{self.name}-s{seed}.safetensors"
+
+
+def folds_of(corpus: Corpus, track: str) -> Iterator[Fold]:
+    """The folds of a track: family, architecture, random, device, blind, blind_fp32."""
+    is_training = ~corpus.is_inference
+    everything = np.arange(len(corpus.rows))
+    if track == "final":
+        yield Fold(track, "all", everything, everything[:0])
+        return
+    if track == "device":
+        names, counts = np.unique(corpus.devices[is_training], return_counts=True)
+        for name in names[counts >= MIN_ROWS_PER_DEVICE]:
+            held_out = corpus.devices == name
+            yield Fold(
+                track, name, everything[~held_out], everything[held_out & is_training], held_out_device=str(name)
+            )
+        return
+    grouping = {"blind": "family", "blind_fp32": "family"}.get(track, track)
+    fold = corpus.fold_of(grouping)
+    for number in range(int(fold.max()) + 1):
+        train = fold != number
+        test = (fold == number) & is_training
+        if track == "blind_fp32":
+            train = train & np.isin(corpus.precisions, ("fp32", "tf32"))
+        yield Fold(track, str(number), everything[train], everything[test], is_blind=track.startswith("blind"))
+
+
+def row_weights(corpus: Corpus, settings: "RecipeSettings") -> np.ndarray:
+    """(n,) float: groups of (source family, device, precision) count by a power of their size."""
+    keys = [(row.source_id.split("-")[0], row.device, row.precision, row.phase) for row in corpus.rows]
+    sizes: dict[tuple, int] = {}
+    for key in keys:
+        sizes[key] = sizes.get(key, 0) + 1
+    weight = np.array([sizes[key] ** -settings.group_balance for key in keys])
+    weight[corpus.is_inference] *= settings.inference_weight
+    return weight / weight.mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeSettings:
+    """A recipe file (trainers/*.toml): training settings, ensemble sizes, row weights."""
+
+    train: TrainSettings
+    seeds: int = 3  # members of the shipped ensemble and of the family and architecture folds
+    device_seeds: int = 1  # members per leave-one-GPU-out fold
+    group_balance: float = 0.2  # 0 = every row counts alike, 1 = every group counts alike
+    inference_weight: float = 0.3
+    inference_rows: int = 3000
+
+
+def train_folds(
+    corpus: Corpus,
+    jobs: list[tuple[Fold, int]],
+    settings: RecipeSettings,
+    folder: Path,
+    *,
+    num_workers: int = 2,
+    on_done: Callable[[Fold, int], None] = lambda fold, seed: None,
+) -> None:
+    """Train every (fold, seed) whose file is not there yet; a killed run continues where it stopped."""
+    folder.mkdir(parents=True, exist_ok=True)
+    waiting = [(fold, seed) for fold, seed in jobs if not (folder / fold.file_name(seed)).exists()]
+    for fold, seed in jobs:
+        if (folder / fold.file_name(seed)).exists():
+            on_done(fold, seed)
+    _SHARED.update(corpus=corpus, settings=settings, folder=folder, weights=row_weights(corpus, settings))
+    if num_workers <= 1:
+        for fold, seed in waiting:
+            _train_one(fold, seed)
+            on_done(fold, seed)
+        return
+    import multiprocessing
+
+    # fork shares the corpus arrays with the workers instead of copying them
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
+        futures = {pool.submit(_train_one, fold, seed): (fold, seed) for fold, seed in waiting}
+        for future in as_completed(futures):
+            future.result()
+            on_done(*futures[future])
+
+
+_SHARED: dict = {}
+
+
+def _train_one(fold: Fold, seed: int) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    corpus: Corpus = _SHARED["corpus"]
+    settings: RecipeSettings = _SHARED["settings"]
+    kept = np.flatnonzero(corpus.operator_devices != fold.held_out_device)
+    model = train_model(
+        corpus.blind if fold.is_blind else corpus.aware,
+        corpus.target_ms,
+        fold.train_idx,
+        _SHARED["weights"],
+        settings.train,
+        seed=seed,
+        operators=corpus.operators,
+        operator_idx=kept,
+    )
+    save_weights(model, _SHARED["folder"] / fold.file_name(seed))
+
+
+def save_weights(model: StepTimeGNN, path: Path) -> None:
+    """safetensors, through a temporary file."""
+    from safetensors.torch import save_file
+
+    part = path.with_suffix(f".part{os.getpid()}")
+    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, part)
+    part.replace(path)
+
+
+def load_weights(path: Path, settings: TrainSettings) -> StepTimeGNN:
+    """A network from a safetensors file."""
+    from safetensors.torch import load_file
+
+    if not path.exists():
+        raise GnnpredError(f"{path} is missing: run `gnnpred evaluate --retrain` to train this fold")
+    model = StepTimeGNN(settings.model)
+    model.load_state_dict(load_file(path))
+    return model.eval()
+
+
+def predict_fold(corpus: Corpus, fold: Fold, settings: RecipeSettings, folder: Path, *, seeds: int) -> np.ndarray:
+    """(num_test,) ms: geometric mean of the fold's networks on its test rows."""
+    rows = corpus.blind if fold.is_blind else corpus.aware
+    known_devices = set(corpus.devices[fold.train_idx])
+    known = np.array([corpus.devices[i] in known_devices for i in fold.test_idx], np.float32)
+    logs = [
+        np.log(predict_rows(load_weights(folder / fold.file_name(seed), settings.train), rows, fold.test_idx, specs_known=known))
+        for seed in range(seeds)
+    ]
+    return np.exp(np.mean(logs, axis=0))
+
+
+_ = (hashlib, json, asdict, load_operator_rows, load_splits, GraphStore, load_rows, GraphArrays, encode_operator_rows, encode_rows)

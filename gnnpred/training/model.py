@@ -1,0 +1,154 @@
+"""The graph neural network: a bounded correction to roofline physics, summed over ops."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import MessagePassing
+
+from gnnpred.features import (
+    GLOBAL_FEATURE_NAMES,
+    NODE_FEATURE_NAMES,
+    NUM_COMPONENTS,
+    NUM_KINDS,
+    SPEC_FEATURE_NAMES,
+)
+
+# Eager PyTorch launches a kernel every 5 to 10 us on common hosts; the network scales it per job.
+HOST_LAUNCH_MS = 6e-3
+MAX_LOG_CORRECTION = 3.0  # per op: within a factor of 20 of the physics
+MAX_LOG_SCALE = 2.0  # per graph
+FEATURE_CLIP = 4.0  # standard deviations; keeps inputs outside the corpus from running away
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Size of the network."""
+
+    width: int = 64
+    message_width: int = 24
+    num_layers: int = 2  # 0 = per-op network without messages
+    kind_embedding: int = 16
+    dropout: float = 0.1  # on messages
+    host_branch: bool = True
+
+
+@dataclass
+class GraphBatch:
+    """Several graphs side by side. N nodes, C components, B graphs, E edges."""
+
+    node_features: Tensor  # (N, F) float32
+    kind_idx: Tensor  # (N,) int64
+    physics_ms: Tensor  # (N, C) float32
+    count: Tensor  # (N,) float32
+    graph_idx: Tensor  # (N,) int64
+    in_edges: Tensor  # (2, E) int64
+    out_edges: Tensor  # (2, E') int64
+    globals: Tensor  # (B, G) float32
+    specs_known: Tensor  # (B,) float32, 1 = the device specification may be used
+    host_launches: Tensor  # (B,) float32
+    host_copy_ms: Tensor  # (B,) float32
+
+
+class NeighbourMean(MessagePassing):
+    """Sum over neighbours divided by the root of their number."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="add")
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        """(N, D), (2, E) -> (N, D)"""
+        ones = torch.ones(edges.shape[1], 1, dtype=x.dtype, device=x.device)
+        degree = torch.zeros(x.shape[0], 1, dtype=x.dtype, device=x.device).index_add(0, edges[1], ones)
+        return self.propagate(edges, x=x, size=(x.shape[0], x.shape[0])) / (degree + 1e-6).clamp(min=1.0).sqrt()
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+
+class MessageLayer(nn.Module):
+    """Residual exchange with producers and consumers, with separate weights for the two."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(settings.width)
+        self.project_in = nn.Linear(settings.width, settings.message_width)
+        self.project_out = nn.Linear(settings.width, settings.message_width)
+        self.update = nn.Linear(settings.width + 2 * settings.message_width, settings.width)
+        self.neighbours = NeighbourMean()
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(self, h: Tensor, in_edges: Tensor, out_edges: Tensor) -> Tensor:
+        x = self.norm(h)
+        from_producers = self.dropout(self.neighbours(self.project_in(x), in_edges))
+        from_consumers = self.dropout(self.neighbours(self.project_out(x), out_edges))
+        return h + nn.functional.silu(self.update(torch.cat([x, from_producers, from_consumers], 1)))
+
+
+class StepTimeGNN(nn.Module):
+    """Per-op times and the compute time of a step.
+
+    ``t_op = physics * exp(r)``, ``T = (scale * sum t_op)^4 + host^4)^(1/4) + copy``: a step is bound by the
+    GPU or by the host that launches kernels, whichever is slower (the power mean makes it smooth).
+    """
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        num_node, num_global = len(NODE_FEATURE_NAMES), len(GLOBAL_FEATURE_NAMES)
+        for name, size in (("node", num_node), ("global", num_global)):
+            self.register_buffer(f"{name}_mean", torch.zeros(size))
+            self.register_buffer(f"{name}_std", torch.ones(size))
+        width = settings.width
+        self.kind_embedding = nn.Embedding(NUM_KINDS, settings.kind_embedding)
+        nn.init.normal_(self.kind_embedding.weight, std=0.1)
+        self.node_in = nn.Linear(num_node + settings.kind_embedding, width)
+        self.global_in = nn.Linear(num_global + 1, width)
+        self.hidden = nn.Linear(width, width)
+        self.layers = nn.ModuleList(MessageLayer(settings) for _ in range(settings.num_layers))
+        self.head = nn.Linear(width, NUM_COMPONENTS)
+        self.scale_in = nn.Linear(num_global + 1 + width, width)
+        self.scale_head = nn.Linear(width, 3)  # log scale of GPU time, of host time, of the input copy
+        for head in (self.head, self.scale_head):
+            nn.init.zeros_(head.weight)
+            nn.init.zeros_(head.bias)
+
+    def forward(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
+        """Per-op times (N, C) of one instance of each merged node and step times (B,), both in ms."""
+        num_graphs = batch.globals.shape[0]
+        x = ((batch.node_features - self.node_mean) / self.node_std).clamp(-FEATURE_CLIP, FEATURE_CLIP)
+        g = ((batch.globals - self.global_mean) / self.global_std).clamp(-FEATURE_CLIP, FEATURE_CLIP)
+        num_specs = len(SPEC_FEATURE_NAMES)
+        known = batch.specs_known[:, None]
+        g = torch.cat([g[:, :num_specs] * known, g[:, num_specs:], known], 1)
+        h = nn.functional.silu(
+            self.node_in(torch.cat([x, self.kind_embedding(batch.kind_idx)], 1)) + self.global_in(g)[batch.graph_idx]
+        )
+        h = h + nn.functional.silu(self.hidden(h))
+        for layer in self.layers:
+            h = layer(h, batch.in_edges, batch.out_edges)
+        correction = MAX_LOG_CORRECTION * torch.tanh(self.head(h) / MAX_LOG_CORRECTION)
+        op_ms = batch.physics_ms * torch.exp(correction)
+        weight = batch.physics_ms.sum(1) * batch.count
+        total = _sum_by_graph(weight[:, None], batch.graph_idx, num_graphs)
+        pooled = _sum_by_graph(h * weight[:, None], batch.graph_idx, num_graphs) / (total + 1e-9)
+        log_scale = self.scale_head(nn.functional.silu(self.scale_in(torch.cat([g, pooled], 1))))
+        log_scale = MAX_LOG_SCALE * torch.tanh(log_scale / MAX_LOG_SCALE)
+        gpu_scale = torch.exp(log_scale[:, 0])
+        op_ms = op_ms * gpu_scale[batch.graph_idx][:, None]
+        gpu_ms = _sum_by_graph(op_ms.sum(1, keepdim=True) * batch.count[:, None], batch.graph_idx, num_graphs)[:, 0]
+        copy_ms = batch.host_copy_ms * torch.exp(log_scale[:, 2])
+        if not self.settings.host_branch:
+            return op_ms, gpu_ms + copy_ms
+        host_ms = batch.host_launches * HOST_LAUNCH_MS * torch.exp(log_scale[:, 1])
+        # factored so that neither fourth power over- nor underflows
+        larger = torch.maximum(gpu_ms, host_ms) + 1e-9
+        bound_ms = larger * ((gpu_ms / larger) ** 4 + (host_ms / larger) ** 4) ** 0.25
+        return op_ms, bound_ms + copy_ms
+
+
+def _sum_by_graph(values: Tensor, graph_idx: Tensor, num_graphs: int) -> Tensor:
+    """(N, D) -> (B, D)"""
+    return torch.zeros(num_graphs, values.shape[1], dtype=values.dtype, device=values.device).index_add(
+        0, graph_idx, values
+    )

@@ -1,0 +1,143 @@
+"""Trained networks -> a checkpoint folder that runs without torch."""
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+
+from gnnpred.checkpoint import Checkpoint, CheckpointCard, arrays_to_json
+from gnnpred.features import (
+    FEATURE_SCHEMA_VERSION,
+    GLOBAL_FEATURE_NAMES,
+    NODE_FEATURE_NAMES,
+    NUM_COMPONENTS,
+    GraphArrays,
+)
+from gnnpred.op_kinds import OP_KINDS
+from gnnpred.training.data import FlatRows
+from gnnpred.training.model import GraphBatch, StepTimeGNN
+
+OPSET = 18
+_INPUT_NAMES = (
+    "node_features", "kind_idx", "physics_ms", "count", "in_edges", "out_edges", "globals", "specs_known",
+    "host_launches", "host_copy_ms",
+)  # fmt: skip
+
+
+class SingleGraphEnsemble(nn.Module):
+    """Members' answers for one graph, combined: geometric mean of step times, mean of op times."""
+
+    def __init__(self, members: Sequence[StepTimeGNN]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(
+        self, node_features: Tensor, kind_idx: Tensor, physics_ms: Tensor, count: Tensor, in_edges: Tensor,
+        out_edges: Tensor, globals: Tensor, specs_known: Tensor, host_launches: Tensor, host_copy_ms: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Op times (N, C) and step time (1,), ms."""
+        batch = GraphBatch(
+            node_features, kind_idx, physics_ms, count, torch.zeros_like(kind_idx), in_edges, out_edges, globals,
+            specs_known, host_launches, host_copy_ms,
+        )  # fmt: skip
+        op_ms, log_step = [], []
+        for member in self.members:
+            member_op_ms, member_step_ms = member(batch)
+            op_ms.append(member_op_ms)
+            log_step.append(torch.log(member_step_ms))
+        return torch.stack(op_ms).mean(0), torch.exp(torch.stack(log_step).mean(0))
+
+
+def export_onnx(members: Sequence[StepTimeGNN]) -> bytes:
+    """The ensemble as a self-contained ONNX file with dynamic node and edge counts."""
+    num_nodes, num_edges = 5, 7
+    example = (
+        torch.zeros(num_nodes, len(NODE_FEATURE_NAMES)), torch.zeros(num_nodes, dtype=torch.int64),
+        torch.ones(num_nodes, NUM_COMPONENTS), torch.ones(num_nodes),
+        torch.zeros(2, num_edges, dtype=torch.int64), torch.zeros(2, num_edges + 1, dtype=torch.int64),
+        torch.zeros(1, len(GLOBAL_FEATURE_NAMES)), torch.ones(1), torch.ones(1), torch.ones(1),
+    )  # fmt: skip
+    nodes, in_count, out_count = (torch.export.Dim(name) for name in ("nodes", "in_edges_count", "out_edges_count"))
+    shapes = ({0: nodes}, {0: nodes}, {0: nodes}, {0: nodes}, {1: in_count}, {1: out_count}, *[None] * 4)
+    program = torch.onnx.export(
+        SingleGraphEnsemble(members).eval(), example, dynamo=True, opset_version=OPSET, verbose=False,
+        input_names=list(_INPUT_NAMES), output_names=["op_ms", "step_ms"], dynamic_shapes=shapes,
+    )  # fmt: skip
+    model = program.model_proto
+    for node in model.graph.node:  # stack traces with local paths
+        del node.metadata_props[:]
+        node.doc_string = ""
+    for value in (*model.graph.value_info, *model.graph.input, *model.graph.output, *model.graph.initializer):
+        del value.metadata_props[:]
+    del model.graph.metadata_props[:]
+    del model.metadata_props[:]
+    buffer = io.BytesIO()
+    onnx.save_model(model, buffer)
+    return buffer.getvalue()
+
+
+def write_checkpoint(
+    folder: Path,
+    *,
+    name: str,
+    members: Sequence[StepTimeGNN],
+    golden: Mapping[str, tuple[GraphArrays, bool]],
+    known_kinds: Sequence[str],
+    devices: Sequence[str],
+    global_ranges: Mapping[str, tuple[float, float]],
+    interval_log: Mapping[str, tuple[float, float]],
+    default_framework_version: str,
+    details: Mapping[str, Any],
+) -> None:
+    """model.onnx, card.json and golden.json, each through a temporary file.
+
+    The golden answers are torch's, so that loading also checks onnxruntime against torch.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model_bytes = export_onnx(members)
+    content = {
+        "name": name,
+        "feature_schema": FEATURE_SCHEMA_VERSION,
+        "model_sha256": hashlib.sha256(model_bytes).hexdigest(),
+        "default_framework_version": default_framework_version,
+        "devices": sorted(devices),
+        "interval_log": {k: [round(v, 5) for v in pair] for k, pair in interval_log.items()},
+        "global_ranges": {k: [round(float(v), 5) for v in pair] for k, pair in global_ranges.items()},
+        "known_kinds": sorted(known_kinds),
+        "op_kinds": list(OP_KINDS),
+        "node_features": list(NODE_FEATURE_NAMES),
+        "global_features": list(GLOBAL_FEATURE_NAMES),
+        **details,
+    }
+    checkpoint = Checkpoint(CheckpointCard.from_json(content), model_bytes)
+    examples = []
+    for example_name, (arrays, known) in golden.items():
+        step_ms = _torch_step_ms(members, arrays, known=known)
+        _, runtime_ms = checkpoint.run(arrays, specs_known=known)
+        if abs(runtime_ms / step_ms - 1) > 1e-4:
+            raise RuntimeError(f"onnxruntime gives {runtime_ms} ms for {example_name}, torch {step_ms}")
+        examples.append(
+            {"name": example_name, "specs_known": known, "step_ms": step_ms, "arrays": arrays_to_json(arrays)}
+        )
+    _replace(folder / "model.onnx", model_bytes)
+    _replace(folder / "golden.json", json.dumps({"examples": examples}, separators=(",", ":")).encode())
+    _replace(folder / "card.json", (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _torch_step_ms(members: Sequence[StepTimeGNN], arrays: GraphArrays, *, known: bool) -> float:
+    batch = FlatRows.from_arrays([arrays]).batch(np.array([0]), specs_known=np.array([float(known)]))
+    with torch.no_grad():
+        return float(np.exp(np.mean([float(torch.log(member(batch)[1])) for member in members])))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    part = path.with_suffix(path.suffix + ".part")
+    part.write_bytes(content)
+    part.replace(path)
