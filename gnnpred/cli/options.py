@@ -1,0 +1,109 @@
+"""Options that several commands share, and how they become a job."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gnnpred.errors import UsageError
+from gnnpred.hardware import DEFAULT_DEVICE_NAME, DeviceSpec, find_device, load_device_file
+from gnnpred.job import COMPILERS, MEMORY_FORMATS, OPTIMIZERS, STRATEGIES, ActivationRule, Phase, Precision
+
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device", metavar="NAME", help=f"GPU; `gnnpred devices` lists them. Default: {DEFAULT_DEVICE_NAME}."
+    ),
+]
+DeviceFile = Annotated[
+    Path | None, typer.Option("--device-file", metavar="FILE", help="A GPU of your own, as TOML or JSON.")
+]
+Gpus = Annotated[int, typer.Option("--gpus", help="GPUs in all.")]
+Nodes = Annotated[int, typer.Option("--nodes", help="Hosts they are spread over, evenly.")]
+BatchSize = Annotated[
+    int | None, typer.Option("--batch-size", help="Samples per GPU. Default: the batch written in the file.")
+]
+PrecisionName = Annotated[
+    str, typer.Option("--precision", metavar="|".join(Precision), help="Or amp, amp_fp16, amp_bf16.")
+]
+PhaseName = Annotated[str, typer.Option("--phase", metavar="|".join(Phase), help="What one iteration holds.")]
+Optimizer = Annotated[str, typer.Option("--optimizer", metavar="|".join(OPTIMIZERS), help="sgd has momentum.")]
+MemoryFormat = Annotated[
+    str, typer.Option("--memory-format", metavar="|".join(MEMORY_FORMATS), help="Layout of images.")
+]
+Compile = Annotated[bool, typer.Option("--compile", help="The model runs under torch.compile.")]
+Compiler = Annotated[
+    str,
+    typer.Option("--compiler", metavar="|".join(COMPILERS), help="How the model is run; --compile = torch_compile."),
+]
+Framework = Annotated[str, typer.Option("--framework", metavar="NAME", help="pytorch, tensorflow, mxnet, paddle ...")]
+FrameworkVersion = Annotated[
+    str, typer.Option("--framework-version", metavar="X.Y", help="Default: the newest that the checkpoint has seen.")
+]
+ActivationRuleName = Annotated[
+    str,
+    typer.Option(
+        "--activation-rule",
+        metavar="|".join(ActivationRule),
+        help="Under mixed precision: follow autocast, or keep all activations in half (Apex O2, use_fp16).",
+    ),
+]
+HostCopy = Annotated[bool, typer.Option("--host-copy", help="Each step copies its batch from pageable host memory.")]
+Strategy = Annotated[str, typer.Option("--strategy", metavar="|".join(STRATEGIES), help="How the GPUs share the work.")]
+Interconnect = Annotated[
+    str, typer.Option("--interconnect", metavar="NAME", help="Between GPUs of a node. Default: the device's own.")
+]
+InterNode = Annotated[str, typer.Option("--inter-node", metavar="NAME", help="Between nodes, e.g. ib200, eth100.")]
+Dims = Annotated[
+    list[str] | None,
+    typer.Option("--dim", metavar="NAME=VALUE", help="Bind a symbolic dimension other than the batch; repeatable."),
+]
+CheckpointName = Annotated[
+    str | None, typer.Option("--checkpoint", metavar="NAME|FOLDER", help="Default: the shipped base.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def device_of(name: str | None, file: Path | None) -> DeviceSpec:
+    """The device of ``--device`` or ``--device-file``; the default where neither is given."""
+    if name is not None and file is not None:
+        raise UsageError("--device and --device-file exclude each other")
+    return load_device_file(file) if file is not None else find_device(DEFAULT_DEVICE_NAME if name is None else name)
+
+
+def phase_of(text: str) -> Phase:
+    name = text.strip().lower().replace("-", "_")
+    try:
+        return Phase({"infer": "inference", "training": "train"}.get(name, name))
+    except ValueError:
+        raise UsageError(f"unknown phase {text!r}: choose one of {', '.join(Phase)}") from None
+
+
+def activation_rule_of(text: str) -> ActivationRule:
+    try:
+        return ActivationRule(text.strip().lower().replace("-", "_"))
+    except ValueError:
+        raise UsageError(f"unknown activation rule {text!r}: choose one of {', '.join(ActivationRule)}") from None
+
+
+def compiler_of(name: str, *, compiled: bool) -> str:
+    if compiled and name == "xla":
+        raise UsageError("--compile is torch.compile and excludes --compiler xla")
+    return "torch_compile" if compiled else name
+
+
+def dims_of(texts: list[str] | None) -> dict[str, int]:
+    """``["seq=128"]`` -> ``{"seq": 128}``; raises UsageError that names the offender."""
+    dims: dict[str, int] = {}
+    for text in texts or ():
+        name, equals, value = text.rpartition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise UsageError(f"--dim {text!r}: write NAME=VALUE, e.g. --dim sequence=128")
+        try:
+            dims[name] = int(value)
+        except ValueError:
+            raise UsageError(f"--dim {text!r}: {value!r} is not a whole number") from None
+        if dims[name] <= 0:
+            raise UsageError(f"--dim {text!r}: a dimension must be at least 1")
+    return dims

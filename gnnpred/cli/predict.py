@@ -1,0 +1,152 @@
+"""gnnpred predict: how long one training iteration takes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gnnpred.cli import options as opt
+
+if TYPE_CHECKING:
+    from gnnpred.predictor import Prediction
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The model; weights are not needed.")],
+    device: opt.Device = None,
+    device_file: opt.DeviceFile = None,
+    gpus: opt.Gpus = 1,
+    nodes: opt.Nodes = 1,
+    batch_size: opt.BatchSize = None,
+    precision: opt.PrecisionName = "fp32",
+    phase: opt.PhaseName = "train",
+    optimizer: opt.Optimizer = "sgd",
+    memory_format: opt.MemoryFormat = "nchw",
+    compiled: opt.Compile = False,
+    compiler: opt.Compiler = "eager",
+    framework: opt.Framework = "pytorch",
+    framework_version: opt.FrameworkVersion = "",
+    activation_rule: opt.ActivationRuleName = "autocast",
+    host_copy: opt.HostCopy = False,
+    strategy: opt.Strategy = "ddp",
+    interconnect: opt.Interconnect = "",
+    inter_node: opt.InterNode = "",
+    dim: opt.Dims = None,
+    checkpoint: opt.CheckpointName = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Predict the time of one training iteration of an ONNX model."""
+    from gnnpred.job import JobSpec, Precision
+
+    job = JobSpec(
+        device=opt.device_of(device, device_file),
+        precision=Precision.parse(precision),
+        batch_size=batch_size,
+        phase=opt.phase_of(phase),
+        optimizer=optimizer,
+        memory_format=memory_format,
+        compiler=opt.compiler_of(compiler, compiled=compiled),
+        framework=framework,
+        framework_version=framework_version,
+        activation_rule=opt.activation_rule_of(activation_rule),
+        host_copy=host_copy,
+        gpus=gpus,
+        nodes=nodes,
+        strategy=strategy,
+        interconnect=interconnect,
+        inter_node=inter_node,
+    )
+    dims = opt.dims_of(dim)
+    from gnnpred.predictor import predict as predict_step
+
+    prediction = predict_step(model, job, dims=dims, checkpoint=checkpoint)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(prediction.as_dict(), indent=1))
+        return
+    chosen = device is not None or device_file is not None
+    _print_panel(prediction, device_was_chosen=chosen, batch_was_chosen=batch_size is not None)
+
+
+def _print_panel(prediction: "Prediction", *, device_was_chosen: bool, batch_was_chosen: bool) -> None:
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.text import Text
+
+    from gnnpred.cli.render import console, plain
+
+    parts = [_summary_table(prediction, device_was_chosen=device_was_chosen, batch_was_chosen=batch_was_chosen)]
+    parts += [Text(), _ops_table(prediction)]
+    if prediction.warnings:
+        parts.append(Text())
+        parts += [Text(f"! {plain(warning)}", style="yellow") for warning in prediction.warnings]
+    name = plain(Path(prediction.model).name) or "model"
+    console().print(Panel(Group(*parts), title=Text(name), title_align="left", expand=False, padding=(1, 2)))
+
+
+def _summary_table(prediction: "Prediction", *, device_was_chosen: bool, batch_was_chosen: bool):
+    from rich.table import Table
+    from rich.text import Text
+
+    from gnnpred.cli.render import milliseconds, scaled
+    from gnnpred.job import Phase
+
+    job = prediction.job
+    low, high = prediction.interval_90_ms
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    step = Text(milliseconds(prediction.step_time_ms), style="bold")
+    step.append(f"   90 % between {milliseconds(low)} and {milliseconds(high)}", style="not bold")
+    table.add_row(
+        {Phase.TRAIN: "one step", Phase.FORWARD_BACKWARD: "forward + backward"}.get(job.phase, "one forward"), step
+    )
+    shares = [
+        f"{name} {milliseconds(value)} ({value / prediction.step_time_ms:.0%})"
+        for name, value in prediction.breakdown_ms.items()
+        if value > 0
+    ]
+    table.add_row("of it", ", ".join(shares))
+    table.add_row("throughput", f"{prediction.throughput_samples_per_s:,.4g} samples/s")
+    device_note = "" if device_was_chosen else " (default; choose with --device)"
+    machines = f"{job.gpus} x " if job.gpus > 1 else ""
+    spread = f", {job.nodes} nodes" if job.nodes > 1 else ""
+    fabric = f", {prediction.fabric}" if prediction.fabric else ""
+    table.add_row("device", f"{machines}{job.device.name}{device_note}{spread}{fabric}")
+    batch_note = "" if batch_was_chosen else " (from the file or default; choose with --batch-size)"
+    table.add_row("batch", f"{job.batch_size} per GPU{batch_note}")
+    software = " ".join(filter(None, (job.framework, job.framework_version, job.compiler, job.memory_format)))
+    optimizer = f", {job.optimizer}" if job.phase is Phase.TRAIN else ""
+    table.add_row("job", f"{job.precision}{optimizer}, {software}")
+    table.add_row(
+        "model", f"{scaled(prediction.num_parameters)} parameters, {len(prediction.graph.ops):,} ops per step"
+    )
+    table.add_row("memory", f"about {prediction.memory_estimate_gib:.3g} GiB (estimate)")
+    table.add_row("coverage", f"{prediction.coverage:.1%} of the work has a cost formula")
+    table.add_row("checkpoint", prediction.checkpoint)
+    return table
+
+
+def _ops_table(prediction: "Prediction"):
+    from rich.table import Table
+
+    from gnnpred.cli.render import plain, scaled, shape_text
+
+    table = Table(box=None, pad_edge=False, header_style="bold", title="slowest ops", title_justify="left")
+    for name, justify in (("ms", "right"), ("share", "right"), ("op", "left"), ("part", "left"), ("type", "left"),
+                          ("output", "left"), ("flops", "right"), ("bytes", "right"), ("name", "left")):  # fmt: skip
+        table.add_column(name, justify=justify, no_wrap=name != "name", overflow="ellipsis")
+    for op in prediction.slowest_ops(10):
+        table.add_row(
+            f"{op.predicted_ms:.3f}",
+            f"{op.predicted_ms / prediction.step_time_ms:.1%}",
+            op.kind,
+            str(op.component).replace("_", " "),
+            str(op.dtype or ""),
+            shape_text(op.output_shapes[0]) if op.output_shapes else "",
+            scaled(op.flops) if op.flops else "",
+            scaled(op.bytes_moved),
+            plain(op.name)[-28:],
+        )
+    return table

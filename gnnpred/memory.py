@@ -1,0 +1,32 @@
+"""Crude estimate of the GPU memory that a step needs: for a warning, not for planning."""
+
+from gnnpred.graph import OpGraph, Role
+from gnnpred.job import JobSpec, Phase
+from gnnpred.op_kinds import Category, category_of
+from gnnpred.units import GIB
+
+# Bytes of optimizer state per parameter, in units of the parameter's own type: momentum, two moments.
+_STATES_PER_PARAMETER = {"sgd": 1, "adam": 2, "adamw": 2, "lamb": 2, "none": 0}
+
+
+def estimate_memory_gib(lowered: OpGraph, job: JobSpec) -> float:
+    """GiB for weights, gradients, optimizer state and activations of a lowered forward graph.
+
+    Training keeps every forward result that is not a view for the backward pass; inference keeps the
+    largest pair of an op's inputs and outputs. Allocator slack, workspaces and the CUDA context (about
+    1 GiB) are left out; in-place activations and checkpointing would need less.
+    """
+    parameter_bytes = sum(t.num_bytes for t in lowered.tensors if t.role is Role.PARAMETER)
+    kept_bytes = largest_op_bytes = 0.0
+    for op in lowered.ops:
+        if category_of(op.kind) is Category.VIEW:
+            continue
+        results = [lowered.tensors[i] for i in op.outputs]
+        result_bytes = sum(t.num_bytes for t in results)
+        operand_bytes = sum(lowered.tensors[i].num_bytes for i in op.inputs)
+        largest_op_bytes = max(largest_op_bytes, result_bytes + operand_bytes)
+        kept_bytes += result_bytes * op.repeats
+    if job.phase is Phase.INFERENCE:
+        return (parameter_bytes + largest_op_bytes) / GIB
+    states = _STATES_PER_PARAMETER[job.optimizer] if job.phase is Phase.TRAIN else 0
+    return (parameter_bytes * (2 + states) + kept_bytes) / GIB

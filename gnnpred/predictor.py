@@ -1,0 +1,370 @@
+"""From an ONNX file or an op graph to a predicted training step: the straight line, and a warm predictor."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gnnpred.costs import CostState, OpCost, op_costs
+from gnnpred.errors import GnnpredError
+from gnnpred.graph import Component, DType, Op, OpGraph, OpPhase
+from gnnpred.job import JobSpec, Phase, resolve_precision
+from gnnpred.memory import estimate_memory_gib
+
+if TYPE_CHECKING:
+    from gnnpred.checkpoint import Checkpoint
+
+# Where the file leaves the batch open and the job names none. Said in a warning, never silent.
+DEFAULT_BATCH_SIZE = 32
+
+_CACHED_GRAPHS = 16  # a 20,000-op graph takes about 50 MB with everything derived from it
+
+
+@dataclass(frozen=True)
+class OpPrediction:
+    """One op of the step: what it is and how long it takes."""
+
+    op_idx: int
+    kind: str
+    name: str
+    phase: OpPhase
+    component: Component
+    dtype: DType | None  # compute type
+    input_shapes: tuple[tuple[int, ...], ...]
+    output_shapes: tuple[tuple[int, ...], ...]
+    flops: float
+    bytes_moved: float
+    cost_state: CostState
+    repeats: int
+    predicted_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One training step of a job, in ms. ``breakdown_ms`` adds up to ``step_time_ms``."""
+
+    step_time_ms: float
+    interval_90_ms: tuple[float, float]
+    compute_time_ms: float  # one GPU, without communication
+    communication_ms: float  # busy time of all collectives, overlapped or not
+    exposed_communication_ms: float  # what communication adds to the step
+    breakdown_ms: Mapping[str, float]  # forward, backward, optimizer, communication (exposed)
+    throughput_samples_per_s: float  # over all GPUs
+    job: JobSpec  # as it was run: batch, precision and framework version filled in
+    model: str
+    fabric: str  # how the GPUs are connected; empty on one GPU
+    coverage_flops: float  # share of the flops that rests on formulas
+    coverage_bytes: float  # share of the bytes that rests on formulas
+    unsupported_ops: Mapping[str, int]  # name -> how many
+    num_parameters: int
+    memory_estimate_gib: float
+    warnings: tuple[str, ...]
+    checkpoint: str
+    graph: OpGraph = field(repr=False)  # canonical, lowered, with backward
+    costs: tuple[OpCost, ...] = field(repr=False)
+    op_ms: np.ndarray = field(repr=False)  # (num_ops,) float64, sums to compute_time_ms
+
+    @property
+    def coverage(self) -> float:
+        """Share of the work that rests on formulas: the smaller of the shares of flops and bytes."""
+        return min(self.coverage_flops, self.coverage_bytes)
+
+    @cached_property
+    def ops(self) -> tuple[OpPrediction, ...]:
+        """Every op of the step in the order of the graph."""
+        return tuple(
+            _op_prediction(self.graph, op_idx, op, self.costs[op_idx], float(self.op_ms[op_idx]))
+            for op_idx, op in enumerate(self.graph.ops)
+        )
+
+    def slowest_ops(self, count: int = 10) -> tuple[OpPrediction, ...]:
+        """The ops that take the most time, slowest first; free ops are left out."""
+        order = np.argsort(-self.op_ms, kind="stable")[:count]
+        return tuple(
+            _op_prediction(self.graph, int(i), self.graph.ops[i], self.costs[i], float(self.op_ms[i]))
+            for i in order
+            if self.op_ms[i] > 0
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: everything but the per-op table."""
+        job = self.job
+        return {
+            "step_time_ms": self.step_time_ms,
+            "interval_90_ms": list(self.interval_90_ms),
+            "compute_time_ms": self.compute_time_ms,
+            "communication_ms": self.communication_ms,
+            "exposed_communication_ms": self.exposed_communication_ms,
+            "breakdown_ms": dict(self.breakdown_ms),
+            "throughput_samples_per_s": self.throughput_samples_per_s,
+            "model": self.model,
+            "device": job.device.name,
+            "gpus": job.gpus,
+            "nodes": job.nodes,
+            "fabric": self.fabric,
+            "precision": str(job.precision),
+            "batch_size": job.batch_size,
+            "strategy": job.strategy,
+            "phase": str(job.phase),
+            "optimizer": job.optimizer if job.phase is Phase.TRAIN else "none",
+            "memory_format": job.memory_format,
+            "compiler": job.compiler,
+            "framework": job.framework,
+            "framework_version": job.framework_version,
+            "coverage": self.coverage,
+            "coverage_flops": self.coverage_flops,
+            "coverage_bytes": self.coverage_bytes,
+            "unsupported_ops": sorted(self.unsupported_ops),
+            "unsupported_op_counts": dict(sorted(self.unsupported_ops.items())),
+            "num_ops": len(self.graph.ops),
+            "num_parameters": self.num_parameters,
+            "memory_estimate_gib": self.memory_estimate_gib,
+            "warnings": list(self.warnings),
+            "checkpoint": self.checkpoint,
+        }
+
+
+def predict(
+    model: str | Path | OpGraph,
+    job: JobSpec,
+    *,
+    dims: Mapping[str, int] | None = None,
+    checkpoint: str | Path | None = None,
+) -> Prediction:
+    """Predict one training step of an ONNX file or op graph.
+
+    ``dims`` binds symbolic dimensions other than the batch. Raises GnnpredError (bad file) or
+    UsageError (a job that cannot be). For many predictions hold a :class:`Predictor`.
+    """
+    return Predictor(checkpoint).predict(model, job, dims=dims)
+
+
+class Predictor:
+    """Keeps a checkpoint's session and the graphs of recent models warm.
+
+    Not for use from several threads at once.
+    """
+
+    def __init__(self, checkpoint: "str | Path | Checkpoint | None" = None) -> None:
+        if checkpoint is None or isinstance(checkpoint, str | Path):
+            from gnnpred.checkpoint import load_checkpoint
+
+            checkpoint = load_checkpoint(checkpoint)
+        self.checkpoint = checkpoint
+        self._canonical_cache: OrderedDict[tuple, OpGraph] = OrderedDict()
+        self._prepared_cache: OrderedDict[tuple, tuple[OpGraph, PreparedGraph]] = OrderedDict()
+
+    def predict(
+        self, model: str | Path | OpGraph, job: JobSpec, *, dims: Mapping[str, int] | None = None
+    ) -> Prediction:
+        """One predicted step; see :func:`predict`."""
+        job, job_notes = self._completed(job)
+        graph = model if isinstance(model, OpGraph) else self._read(Path(model), dims or {}, job.batch_size)
+        prepared = self._prepare(graph, job)
+        times = self.checkpoint.predict(prepared.graph, prepared.costs, job)
+        return _assemble(
+            prepared,
+            replace(job, batch_size=prepared.graph.batch_size or job.batch_size or 1),
+            times,
+            model=str(model) if not isinstance(model, OpGraph) else model.name,
+            checkpoint=self.checkpoint.card.name,
+            notes=job_notes,
+        )
+
+    def _completed(self, job: JobSpec) -> tuple[JobSpec, list[str]]:
+        """The job as the device runs it, and what that changes."""
+        precision, note = resolve_precision(job.precision, job.device)
+        version = job.framework_version
+        if not version and job.framework == "pytorch":
+            version = self.checkpoint.card.default_framework_version
+        return replace(job, precision=precision, framework_version=version), [note] if note else []
+
+    def _read(self, path: Path, dims: Mapping[str, int], batch_size: int | None) -> OpGraph:
+        key = (*_file_identity(path), tuple(sorted(dims.items())), batch_size)
+        return _cached(self._canonical_cache, key, lambda: read_canonical(path, dims=dims, batch_size=batch_size))
+
+    def _prepare(self, graph: OpGraph, job: JobSpec) -> "PreparedGraph":
+        key = (id(graph), job.batch_size, job.precision, job.phase, job.optimizer, job.activation_rule,
+               job.tf32_matmul, job.framework, job.framework_version)  # fmt: skip
+        # the graph is kept beside the result: its id stays taken as long as the entry lives
+        return _cached(self._prepared_cache, key, lambda: (graph, prepare(graph, job)))[1]
+
+
+def _cached(cache: OrderedDict, key: tuple, make: Any) -> Any:
+    if key in cache:
+        cache.move_to_end(key)
+        return cache[key]
+    cache[key] = value = make()
+    if len(cache) > _CACHED_GRAPHS:
+        cache.popitem(last=False)
+    return value
+
+
+def _file_identity(path: Path) -> tuple:
+    try:
+        stat = path.stat()
+    except OSError:
+        return (str(path),)  # reading says what is wrong
+    return (str(path.resolve()), stat.st_mtime_ns, stat.st_size)
+
+
+def read_canonical(path: str | Path, *, dims: Mapping[str, int] | None = None, batch_size: int | None) -> OpGraph:
+    """The canonical graph of an ONNX file, at the file's batch or, where that is open, at ``batch_size``."""
+    from gnnpred.onnx_io import read_graph
+    from gnnpred.passes.canonical import canonicalise
+
+    return canonicalise(read_graph(path, dims=dims or {}, batch_size=batch_size))
+
+
+@dataclass(frozen=True)
+class PreparedGraph:
+    """What the checkpoint reads: the step's graph and its costs, with the notes that came up."""
+
+    graph: OpGraph
+    costs: tuple[OpCost, ...]
+    memory_gib: float
+    notes: tuple[str, ...]
+
+
+def prepare(graph: OpGraph, job: JobSpec) -> PreparedGraph:
+    """Canonical graph and job -> the ops of one step at the job's batch and precision, and their costs."""
+    from gnnpred.passes.backward import add_backward
+    from gnnpred.passes.batch import rebind_batch
+    from gnnpred.passes.precision import lower_precision
+
+    if not graph.ops:
+        raise GnnpredError(f"{graph.name or 'the graph'} has no ops: there is nothing to predict")
+    if job.batch_size is not None and job.batch_size != graph.batch_size:
+        graph = rebind_batch(graph, job.batch_size)
+    notes = []
+    if job.phase is not Phase.INFERENCE and not graph.num_parameters:
+        notes.append("the model has no trainable parameters: only gradients of activations are counted")
+    lowered = lower_precision(
+        graph,
+        job.precision,
+        activation_rule=job.activation_rule,
+        tf32_matmul=job.tf32_matmul,
+        framework_version=job.framework_version,
+    )
+    step = add_backward(lowered, phase=job.phase, optimizer=job.optimizer)
+    return PreparedGraph(
+        graph=step,
+        costs=tuple(op_costs(step)),
+        memory_gib=estimate_memory_gib(lowered, job),
+        notes=(*notes, *step.notes),
+    )
+
+
+def _assemble(
+    prepared: PreparedGraph, job: JobSpec, times: Any, *, model: str, checkpoint: str, notes: list[str]
+) -> Prediction:
+    graph, costs = prepared.graph, prepared.costs
+    compute_ms = float(times.compute_ms)
+    op_ms = np.asarray(times.op_ms, float)
+    step_ms, communication_ms, fabric, timeline_warnings = compute_ms, 0.0, "", ()
+    if job.gpus > 1 and job.phase is not Phase.INFERENCE:
+        from gnnpred.communication import step_timeline
+
+        timeline = step_timeline(graph, costs, op_ms, job)
+        step_ms, communication_ms = float(timeline.step_ms), float(timeline.communication_ms)
+        fabric, timeline_warnings = str(timeline.fabric), tuple(timeline.warnings)
+    exposed_ms = max(step_ms - compute_ms, 0.0)
+    breakdown_ms = {phase.value: 0.0 for phase in OpPhase}
+    for phase in OpPhase:
+        breakdown_ms[phase.value] = float(op_ms[[op.phase is phase for op in graph.ops]].sum())
+    total_ms = sum(breakdown_ms.values())
+    if total_ms > 0:  # launch gaps belong to no op: spread over the phases, so that the parts add up
+        breakdown_ms = {name: value * compute_ms / total_ms for name, value in breakdown_ms.items()}
+    breakdown_ms["communication"] = exposed_ms
+    step_ms = compute_ms + exposed_ms
+    low, high = times.interval_factors
+    coverage_flops, coverage_bytes, unsupported = _coverage(graph, costs)
+    return Prediction(
+        step_time_ms=step_ms,
+        interval_90_ms=(step_ms * low, step_ms * high),
+        compute_time_ms=compute_ms,
+        communication_ms=communication_ms,
+        exposed_communication_ms=exposed_ms,
+        breakdown_ms=breakdown_ms,
+        throughput_samples_per_s=job.batch_size * job.gpus / step_ms * 1e3 if step_ms > 0 else 0.0,
+        job=job,
+        model=model,
+        fabric=fabric,
+        coverage_flops=coverage_flops,
+        coverage_bytes=coverage_bytes,
+        unsupported_ops=unsupported,
+        num_parameters=graph.num_parameters,
+        memory_estimate_gib=prepared.memory_gib,
+        warnings=_unique(
+            *notes,
+            *prepared.notes,
+            *_own_warnings(prepared, job, coverage_flops, coverage_bytes, unsupported),
+            *times.warnings,
+            *timeline_warnings,
+        ),
+        checkpoint=checkpoint,
+        graph=graph,
+        costs=costs,
+        op_ms=op_ms,
+    )
+
+
+def _coverage(graph: OpGraph, costs: tuple[OpCost, ...]) -> tuple[float, float, dict[str, int]]:
+    """Share of flops and of bytes that rests on formulas, and the unsupported forward ops by name."""
+    flops = known_flops = bytes_moved = known_bytes = 0.0
+    unsupported: dict[str, int] = {}
+    for op, cost in zip(graph.ops, costs, strict=True):
+        flops += cost.flops
+        bytes_moved += cost.bytes_moved
+        if cost.state is CostState.UNSUPPORTED:
+            if op.phase is OpPhase.FORWARD:
+                name = str(op.attributes.get("op_type", op.kind))
+                unsupported[name] = unsupported.get(name, 0) + 1
+        else:
+            known_flops += cost.flops
+            known_bytes += cost.bytes_moved
+    return known_flops / flops if flops else 1.0, known_bytes / bytes_moved if bytes_moved else 1.0, unsupported
+
+
+def _own_warnings(
+    prepared: PreparedGraph, job: JobSpec, coverage_flops: float, coverage_bytes: float, unsupported: dict[str, int]
+) -> list[str]:
+    warnings = []
+    if unsupported:
+        names = ", ".join(f"{name} ({count})" for name, count in sorted(unsupported.items())[:8])
+        warnings.append(
+            f"no cost formula for {names}: counted as one pass over inputs and outputs "
+            f"({1 - coverage_flops:.0%} of the flops, {1 - coverage_bytes:.0%} of the bytes)"
+        )
+    if prepared.memory_gib > job.device.memory_gb:
+        warnings.append(
+            f"would not fit: about {prepared.memory_gib:.0f} GiB are needed (a crude estimate: weights, gradients, "
+            f"optimizer state, kept activations), {job.device.name} has {job.device.memory_gb:g} GB"
+        )
+    return warnings
+
+
+def _unique(*texts: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(texts))
+
+
+def _op_prediction(graph: OpGraph, op_idx: int, op: Op, cost: OpCost, predicted_ms: float) -> OpPrediction:
+    return OpPrediction(
+        op_idx=op_idx,
+        kind=op.kind,
+        name=op.name,
+        phase=op.phase,
+        component=op.component,
+        dtype=op.compute_dtype,
+        input_shapes=tuple(graph.tensors[i].shape for i in op.inputs),
+        output_shapes=tuple(graph.tensors[i].shape for i in op.outputs),
+        flops=cost.flops,
+        bytes_moved=cost.bytes_moved,
+        cost_state=cost.state,
+        repeats=op.repeats,
+        predicted_ms=predicted_ms,
+    )

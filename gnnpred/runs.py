@@ -1,0 +1,192 @@
+"""A user's measured runs: a CSV row becomes a job, so that a prediction can stand beside the measurement.
+
+Columns are those of the measurement schema (``source_id, model, phase, gpu, precision, batch_per_gpu,
+step_time_ms ...``) plus ``onnx``. Every reading of free text in ``note`` is listed here, in one place.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gnnpred.errors import GnnpredError, UsageError
+from gnnpred.hardware import find_device
+from gnnpred.job import COMPILERS, OPTIMIZERS, STRATEGIES, ActivationRule, JobSpec, Phase, Precision
+
+REQUIRED_COLUMNS = ("onnx", "gpu", "precision", "batch_per_gpu", "step_time_ms")
+
+# What an optimizer costs by its state tensors: one moment like momentum SGD, two like Adam.
+_SIMILAR_OPTIMIZER = {
+    "": "sgd", "momentum": "sgd", "adagrad": "sgd", "nesterov": "sgd", "rmsprop": "adam", "novograd": "adam",
+    "adamax": "adam", "nadam": "adam", "radam": "adam", "fusedadam": "adam", "lars": "lamb", "nvlamb": "lamb",
+}  # fmt: skip
+_COMPILERS = {"": "eager", "graph": "eager", "none": "eager", "compile": "torch_compile", "inductor": "torch_compile"}
+
+_HOST_COPY = re.compile(r"copied h2d|h2d copy|host[- ]to[- ]device|from host|cpu-resident|includes? h2d")
+_DATA_LOADER = re.compile(r"real data|data loader[- ]bound|data=real|real input pipeline")
+_ALL_HALF = re.compile(
+    r"apex[_ -]?o2|\bopt[_ -]?level[ =:_-]*o2|\bo2\b|use_fp16|pure[_ -]?fp16|fp32 master weights|fp32 variables"
+)
+_FP32_MASTERS = re.compile(r"fp32 master weights|fp32 variables|apex[_ -]?o2")
+_TF32_CONV_ONLY = re.compile(r"conv(olutions?)? only")
+_DATA_PARALLEL = re.compile(r"\bnn\.dataparallel\b|\bdataparallel\b")
+# PyTorch allowed TF32 in matmul by default up to 1.11, later in convolutions alone (release notes of 1.12).
+_TF32_MATMUL_UNTIL = (1, 11)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """One readable row: the model, the job and what was measured."""
+
+    onnx: str
+    job: JobSpec
+    measured_ms: float
+    grad_accum: int  # forward+backward passes per optimizer step
+    dims: Mapping[str, int]
+    notes: tuple[str, ...]  # how unclear cells were read
+
+
+def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
+    """The run that a CSV row describes; raises GnnpredError that says which cell is wrong."""
+    note = row.get("note", "").lower()
+    notes: list[str] = []
+    phase = _phase_of(row.get("phase", ""))
+    device = find_device(_filled(row, "gpu"))
+    framework = row.get("framework", "").strip().lower() or "pytorch"
+    version = row.get("framework_version", "").strip().rstrip("?")
+    precision, tf32_matmul = _precision_of(row, note, framework, version, notes)
+    if precision is Precision.FP16 and _FP32_MASTERS.search(note):
+        precision = Precision.MIXED
+    gpus = _whole_number(row, "gpus", default=1)
+    interconnect, inter_node = _fabric_of(row.get("interconnect", "")) if gpus > 1 else ("", "")
+    if gpus > 1 and _DATA_PARALLEL.search(note):
+        notes.append("DataParallel was measured; predicted as DDP")
+    job = JobSpec(
+        device=device,
+        precision=precision,
+        batch_size=_whole_number(row, "batch_per_gpu"),
+        phase=phase,
+        optimizer=_optimizer_of(row.get("optimizer", ""), phase, notes),
+        memory_format=row.get("memory_format", "").strip().lower() or "nchw",
+        compiler=_compiler_of(row.get("compiled", "")),
+        framework=framework,
+        framework_version=version,
+        activation_rule=ActivationRule.ALL_HALF if _ALL_HALF.search(note) else ActivationRule.AUTOCAST,
+        tf32_matmul=tf32_matmul,
+        host_copy=bool(_HOST_COPY.search(note)),
+        data_loader=bool(_DATA_LOADER.search(note)),
+        gpus=gpus,
+        nodes=_whole_number(row, "nodes", default=1),
+        strategy=_strategy_of(row.get("strategy", "")),
+        interconnect=interconnect,
+        inter_node=inter_node,
+    )
+    return MeasuredRun(
+        onnx=_filled(row, "onnx"),
+        job=job,
+        measured_ms=_measured_ms(row),
+        grad_accum=_whole_number(row, "grad_accum", default=1),
+        dims=_dims_of(row),
+        notes=tuple(notes),
+    )
+
+
+def _filled(row: Mapping[str, str], column: str) -> str:
+    value = (row.get(column) or "").strip()
+    if not value:
+        raise GnnpredError(f"{column} is empty")
+    return value
+
+
+def _whole_number(row: Mapping[str, str], column: str, default: int | None = None) -> int:
+    text = (row.get(column) or "").strip()
+    if not text and default is not None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        raise GnnpredError(f"{column} {text!r} is not a number") from None
+    if not (value >= 1 and value == int(min(value, 2**53))):
+        raise GnnpredError(f"{column} must be a whole number from 1 up, got {text!r}")
+    return int(value)
+
+
+def _measured_ms(row: Mapping[str, str]) -> float:
+    text = _filled(row, "step_time_ms")
+    try:
+        value = float(text)
+    except ValueError:
+        raise GnnpredError(f"step_time_ms {text!r} is not a number") from None
+    if not 0 < value < 1e12:
+        raise GnnpredError(f"step_time_ms must be above 0, got {text!r}")
+    return value
+
+
+def _phase_of(text: str) -> Phase:
+    name = text.strip().lower().replace("-", "_") or "train"
+    try:
+        return Phase({"infer": "inference", "training": "train", "fwd_bwd": "forward_backward"}.get(name, name))
+    except ValueError:
+        raise GnnpredError(f"phase {text!r} is not one of train, forward_backward, infer") from None
+
+
+def _precision_of(
+    row: Mapping[str, str], note: str, framework: str, version: str, notes: list[str]
+) -> tuple[Precision, bool]:
+    text = _filled(row, "precision").lower()
+    if text in ("fp8", "nvfp4", "mxfp8", "int8"):
+        raise GnnpredError(f"precision {text!r} is not modelled")
+    tf32_matmul = not _TF32_CONV_ONLY.search(note)
+    if text != "fp32?":
+        return Precision.parse(text), tf32_matmul
+    # unknown whether TF32 was allowed: what the framework does by default
+    notes.append("precision fp32? read as the framework's default (TF32 where the GPU has it)")
+    parts = re.findall(r"\d+", version)
+    version_number = (int(parts[0]), int(parts[1])) if len(parts) > 1 else _TF32_MATMUL_UNTIL
+    if framework == "pytorch" and version_number > _TF32_MATMUL_UNTIL:
+        tf32_matmul = False
+    return Precision.TF32, tf32_matmul
+
+
+def _optimizer_of(text: str, phase: Phase, notes: list[str]) -> str:
+    if phase is not Phase.TRAIN:
+        return "none"
+    name = re.sub(r"[^a-z]", "", text.lower())
+    if name in OPTIMIZERS:
+        return name
+    if name not in _SIMILAR_OPTIMIZER:
+        notes.append(f"optimizer {text!r} is unknown: counted as sgd")
+    elif name:
+        notes.append(f"optimizer {text} counted as {_SIMILAR_OPTIMIZER[name]}, which keeps as much state")
+    return _SIMILAR_OPTIMIZER.get(name, "sgd")
+
+
+def _compiler_of(text: str) -> str:
+    name = text.strip().lower()
+    name = _COMPILERS.get(name, name)
+    if name not in COMPILERS:
+        raise GnnpredError(f"compiled {text!r} is not modelled (known: {', '.join(COMPILERS)})")
+    return name
+
+
+def _strategy_of(text: str) -> str:
+    name = text.strip().lower() or STRATEGIES[0]
+    if name not in STRATEGIES:
+        raise GnnpredError(f"strategy {text!r} is not modelled (known: {', '.join(STRATEGIES)})")
+    return name
+
+
+def _fabric_of(text: str) -> tuple[str, str]:
+    from gnnpred.communication.fabrics import names_from_text
+
+    return names_from_text(text) if text.strip() else ("", "")
+
+
+def _dims_of(row: Mapping[str, str]) -> dict[str, int]:
+    """``dims`` = ``sequence=128;frames=300``: symbolic dimensions of the file, our own addition to the schema."""
+    dims: dict[str, int] = {}
+    for text in filter(None, (part.strip() for part in (row.get("dims") or "").split(";"))):
+        name, equals, value = text.rpartition("=")
+        if not equals or not value.strip().isdigit() or not int(value):
+            raise UsageError(f"dims {text!r}: write NAME=VALUE;NAME=VALUE with whole numbers")
+        dims[name.strip()] = int(value)
+    return dims
