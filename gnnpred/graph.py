@@ -16,6 +16,7 @@ from typing import Any
 
 from gnnpred.errors import GnnpredError
 
+AUTOCAST_KEY = "autocast"  # OpGraph.metadata: the half type, where autocast lowered the graph
 MAX_ELEMENTS = 2**50  # 1 PiB of bytes; anything above is a broken or hostile file
 
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from gnnpred.errors import UsageError
 from gnnpred.graph import Component, DType, Op, OpGraph, OpPhase, Role, TensorSpec
-from gnnpred.job import OPTIMIZERS, Phase, Precision
+from gnnpred.job import OPTIMIZERS, Phase
 from gnnpred.op_kinds import Category, category_of
-from gnnpred.passes.precision import HALF_TYPES, has_fused_upcast, parse_version
+from gnnpred.passes.precision import has_fused_upcast, parse_version
 
 
 def _kinds(names: str) -> frozenset[str]:
@@ -142,7 +142,6 @@ def add_backward(
     phase: Phase,
     optimizer: str = "sgd",
     input_gradient: bool = False,
-    precision: Precision = Precision.FP32,
     loss: bool = True,
     grad_scaler: bool = False,
     framework_version: str = "",
@@ -150,9 +149,9 @@ def add_backward(
     """The whole iteration: forward, loss, backward, optimizer, as ``phase`` asks.
 
     ``Phase.INFERENCE`` returns the graph as it is. ``input_gradient``: the float inputs need a gradient too.
-    ``precision`` is the one the graph was lowered to; it decides the loss type and, with ``grad_scaler`` and
-    ``mixed``, an ``unscale`` op. Without ``loss`` the outputs are given gradients of ones. ``framework_version``
-    (PyTorch's): before 2.0 the optimizer loops over tensors and gradients are zeroed instead of dropped.
+    Without ``loss`` the outputs are given gradients of ones. ``grad_scaler``: the gradients are unscaled before the
+    optimizer step (torch.amp.GradScaler). ``framework_version`` (PyTorch's): before 2.0 the optimizer loops over
+    tensors and gradients are zeroed instead of dropped.
 
     Raises UsageError for an unknown optimizer.
     """
@@ -161,7 +160,7 @@ def add_backward(
     if phase is Phase.INFERENCE:
         return graph
     tape = _Tape(list(graph.tensors), list(graph.ops), bytearray(), graph.producer_by_tensor())
-    seeds = _loss_seeds(tape, graph, precision=precision, loss=loss)
+    seeds = _loss_seeds(tape, graph, loss=loss)
     tape.needs_grad = _propagate_needs_grad(tape, input_gradient=input_gradient)
     num_forward_ops = len(tape.ops)
     for seed in seeds:
@@ -192,13 +191,13 @@ def add_backward(
         graph,
         phase=phase,
         optimizer=optimizer,
-        unscale=grad_scaler and precision is Precision.MIXED,
+        unscale=grad_scaler,
         framework_version=framework_version,
     )
     return graph.replace(tensors=tuple(tape.tensors), ops=tuple(tape.ops), notes=notes)
 
 
-def _loss_seeds(tape: _Tape, graph: OpGraph, *, precision: Precision, loss: bool) -> list[int]:
+def _loss_seeds(tape: _Tape, graph: OpGraph, *, loss: bool) -> list[int]:
     """Tensors that backward starts from; appends a loss where the graph has none.
 
     The first float output is taken as logits and gets a cross-entropy, if it looks like logits: (N, C), (N, S, C) or
@@ -212,15 +211,17 @@ def _loss_seeds(tape: _Tape, graph: OpGraph, *, precision: Precision, loss: bool
     if not loss:
         return outputs
     read = {i for op in graph.ops for i in op.inputs}
+    # Half activations over fp32 weights: the loss is taken in fp32 (autocast's list, Apex O2 alike).
+    has_masters = any(t.role is Role.PARAMETER and t.dtype is DType.FP32 for t in graph.tensors)
     seeds = []
     for position, output in enumerate(outputs):
         if position > 0 and output in read:
             continue
-        seeds.append(_append_loss(tape, output, first=position == 0, precision=precision))
+        seeds.append(_append_loss(tape, output, first=position == 0, in_fp32=has_masters))
     return seeds
 
 
-def _append_loss(tape: _Tape, output: int, *, first: bool, precision: Precision) -> int:
+def _append_loss(tape: _Tape, output: int, *, first: bool, in_fp32: bool) -> int:
     spec = tape.tensors[output]
     rank = len(spec.shape)
     kind, attributes = "sum_loss", {}
@@ -229,7 +230,7 @@ def _append_loss(tape: _Tape, output: int, *, first: bool, precision: Precision)
     elif first and rank in (4, 5) and spec.shape[1] > 4:
         kind, attributes = "cross_entropy", {"axis": 1}
     dtype = spec.dtype
-    if precision in HALF_TYPES and dtype in (DType.FP16, DType.BF16):
+    if in_fp32 and dtype in (DType.FP16, DType.BF16):
         dtype = DType.FP32
         if not has_fused_upcast(kind, spec.dtype):
             tape.tensors.append(TensorSpec(spec.shape, DType.FP32, Role.ACTIVATION, spec.batch_axes))

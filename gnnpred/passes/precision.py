@@ -19,7 +19,7 @@ from functools import cache
 from importlib.resources import files
 
 from gnnpred.errors import UsageError
-from gnnpred.graph import Component, DType, Op, OpGraph, Role, TensorSpec
+from gnnpred.graph import AUTOCAST_KEY, Component, DType, Op, OpGraph, Role, TensorSpec
 from gnnpred.job import ActivationRule, Precision
 from gnnpred.op_kinds import Category, category_of
 
@@ -342,7 +342,7 @@ def _lower_autocast(graph: OpGraph, half: DType, rules: dict[str, str]) -> OpGra
             if not inputs or all(i in weak for i in inputs):
                 weak.add(o)
         state.append(op, inputs, compute, pending)
-    return state.finish(graph)
+    return state.finish(graph.replace(metadata={**graph.metadata, AUTOCAST_KEY: str(half)}))
 
 
 def _lower_all_half(graph: OpGraph, half: DType) -> OpGraph:
