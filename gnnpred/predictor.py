@@ -188,8 +188,7 @@ class Predictor:
         return _cached(self._canonical_cache, key, lambda: read_canonical(path, dims=dims, batch_size=batch_size))
 
     def _prepare(self, graph: OpGraph, job: JobSpec) -> "PreparedGraph":
-        key = (id(graph), job.batch_size, job.precision, job.phase, job.optimizer, job.activation_rule,
-               job.tf32_matmul, job.framework, job.framework_version)  # fmt: skip
+        key = (id(graph), job.batch_size, job.precision, job.phase, job.optimizer, job.activation_rule, job.tf32_matmul)
         # the graph is kept beside the result: its id stays taken as long as the entry lives
         return _cached(self._prepared_cache, key, lambda: (graph, prepare(graph, job)))[1]
 
@@ -232,30 +231,23 @@ class PreparedGraph:
 
 def prepare(graph: OpGraph, job: JobSpec) -> PreparedGraph:
     """Canonical graph and job -> the ops of one step at the job's batch and precision, and their costs."""
-    from gnnpred.passes.backward import add_backward
-    from gnnpred.passes.batch import rebind_batch
-    from gnnpred.passes.precision import lower_precision
+    from gnnpred.passes.step import complete_step, lower_forward
 
     if not graph.ops:
         raise GnnpredError(f"{graph.name or 'the graph'} has no ops: there is nothing to predict")
-    if job.batch_size is not None and job.batch_size != graph.batch_size:
-        graph = rebind_batch(graph, job.batch_size)
-    notes = []
-    if job.phase is not Phase.INFERENCE and not graph.num_parameters:
-        notes.append("the model has no trainable parameters: only gradients of activations are counted")
-    lowered = lower_precision(
+    lowered = lower_forward(
         graph,
-        job.precision,
+        batch_size=job.batch_size,
+        precision=job.precision,
         activation_rule=job.activation_rule,
         tf32_matmul=job.tf32_matmul,
-        framework_version=job.framework_version,
     )
-    step = add_backward(lowered, phase=job.phase, optimizer=job.optimizer)
+    step = complete_step(lowered, phase=job.phase, optimizer=job.optimizer)
     return PreparedGraph(
         graph=step,
         costs=tuple(op_costs(step)),
         memory_gib=estimate_memory_gib(lowered, job),
-        notes=(*notes, *step.notes),
+        notes=step.notes,
     )
 
 

@@ -19,7 +19,9 @@ _SIMILAR_OPTIMIZER = {
     "": "sgd", "momentum": "sgd", "adagrad": "sgd", "nesterov": "sgd", "rmsprop": "adam", "novograd": "adam",
     "adamax": "adam", "nadam": "adam", "radam": "adam", "fusedadam": "adam", "lars": "lamb", "nvlamb": "lamb",
 }  # fmt: skip
-_COMPILERS = {"": "eager", "graph": "eager", "none": "eager", "compile": "torch_compile", "inductor": "torch_compile"}
+# TensorRT fuses like a graph compiler; the corpus counts it as one too.
+_COMPILERS = {"": "eager", "graph": "eager", "none": "eager", "compile": "torch_compile", "inductor": "torch_compile",
+              "tensorrt": "xla"}  # fmt: skip
 
 _HOST_COPY = re.compile(r"copied h2d|h2d copy|host[- ]to[- ]device|from host|cpu-resident|includes? h2d")
 _DATA_LOADER = re.compile(r"real data|data loader[- ]bound|data=real|real input pipeline")

@@ -1,0 +1,151 @@
+"""Rows of measured runs read as jobs."""
+
+import pytest
+
+from gnnpred.errors import GnnpredError
+from gnnpred.job import ActivationRule, Phase, Precision
+from gnnpred.runs import run_of_row
+
+ROW = {
+    "onnx": "resnet50.onnx",
+    "gpu": "A100-SXM4-80GB",
+    "precision": "amp_fp16",
+    "batch_per_gpu": "64",
+    "step_time_ms": "41.5",
+}
+
+
+def run_with(**cells):
+    return run_of_row({**ROW, **cells})
+
+
+def test_the_required_columns_alone_make_a_training_job_on_one_gpu():
+    run = run_of_row(ROW)
+    job = run.job
+    assert (run.onnx, run.measured_ms, run.grad_accum) == ("resnet50.onnx", 41.5, 1)
+    assert (job.device.name, job.precision, job.batch_size) == ("A100-SXM4-80GB", Precision.MIXED, 64)
+    assert (job.phase, job.optimizer, job.gpus, job.nodes) == (Phase.TRAIN, "sgd", 1, 1)
+    assert (job.memory_format, job.compiler, job.framework) == ("nchw", "eager", "pytorch")
+    assert run.notes == ()
+
+
+def test_every_column_of_the_schema_reaches_the_job():
+    run = run_with(
+        phase="train", framework="tensorflow", framework_version="1.15.3", gpu="V100", gpus="8", nodes="2",
+        precision="fp32", memory_format="nhwc", compiled="xla", optimizer="lamb", grad_accum="4",
+    )  # fmt: skip
+    job = run.job
+    assert (job.framework, job.framework_version, job.device.name) == ("tensorflow", "1.15.3", "V100-SXM2-16GB")
+    assert (job.gpus, job.nodes, job.memory_format, job.compiler) == (8, 2, "nhwc", "xla")
+    assert (job.optimizer, run.grad_accum) == ("lamb", 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "phase", "optimizer"),
+    [
+        ("infer", Phase.INFERENCE, "none"),
+        ("inference", Phase.INFERENCE, "none"),
+        ("forward_backward", Phase.FORWARD_BACKWARD, "none"),
+        ("", Phase.TRAIN, "sgd"),
+    ],
+)
+def test_phases(text, phase, optimizer):
+    job = run_with(phase=text).job
+    assert (job.phase, job.optimizer) == (phase, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("text", "precision"),
+    [
+        ("fp64", "fp64"),
+        ("fp32", "fp32"),
+        ("tf32", "tf32"),
+        ("fp16", "fp16"),
+        ("bf16", "bf16"),
+        ("amp_fp16", "mixed"),
+        ("amp_bf16", "mixed-bf16"),
+        ("fp32?", "tf32"),
+    ],
+)
+def test_precision_names_of_the_schema(text, precision):
+    assert run_with(precision=text).job.precision == precision
+
+
+def test_fp32_of_unknown_kind_follows_the_frameworks_default_and_says_so():
+    old = run_with(precision="fp32?", framework="pytorch", framework_version="1.9?")
+    new = run_with(precision="fp32?", framework="pytorch", framework_version="2.1.0")
+    assert (old.job.tf32_matmul, new.job.tf32_matmul) == (True, False)
+    assert "fp32?" in old.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("note", "rule"),
+    [
+        ("from_tqdm;apex_O2;runs=3", ActivationRule.ALL_HALF),
+        ("use_fp16: fp16 compute, fp32 variables", ActivationRule.ALL_HALF),
+        ("pure_fp16 O2", ActivationRule.ALL_HALF),
+        ("apex_O1", ActivationRule.AUTOCAST),
+        ("apex O1; 20 iterations", ActivationRule.AUTOCAST),
+        ("", ActivationRule.AUTOCAST),
+    ],
+)
+def test_the_note_says_how_activations_are_kept(note, rule):
+    assert run_with(note=note).job.activation_rule is rule
+
+
+def test_a_half_model_over_fp32_masters_is_mixed_with_half_activations():
+    job = run_with(precision="fp16", note="half model, fp32 master weights").job
+    assert (job.precision, job.activation_rule) == (Precision.MIXED, ActivationRule.ALL_HALF)
+
+
+@pytest.mark.parametrize(
+    ("note", "host_copy", "data_loader"),
+    [
+        ("n=50;input copied H2D inside the timed region; 8 loader workers", True, False),
+        ("keras fit from host numpy arrays (host-to-device copy included)", True, False),
+        ("CPU-resident dummy data copied each step", True, False),
+        ("input resident on GPU", False, False),
+        ("real data loaders, per-step mean", False, True),
+        ("synthetic data", False, False),
+    ],
+)
+def test_the_note_says_what_feeds_the_step(note, host_copy, data_loader):
+    job = run_with(note=note).job
+    assert (job.host_copy, job.data_loader) == (host_copy, data_loader)
+
+
+def test_optimizers_without_a_cost_of_their_own_take_the_nearest_by_state():
+    assert run_with(optimizer="rmsprop").job.optimizer == "adam"
+    assert "counted as adam" in run_with(optimizer="rmsprop").notes[0]
+    assert run_with(optimizer="AdamW").job.optimizer == "adamw"
+    assert "unknown" in run_with(optimizer="sophia").notes[0]
+
+
+def test_dims_bind_symbolic_dimensions():
+    assert run_with(dims="sequence=128; frames=300").dims == {"sequence": 128, "frames": 300}
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ({"gpu": "A10000"}, "unknown device"),
+        ({"gpu": ""}, "gpu is empty"),
+        ({"onnx": " "}, "onnx is empty"),
+        ({"precision": "fp8"}, "not modelled"),
+        ({"precision": "fp13"}, "unknown precision"),
+        ({"batch_per_gpu": "0"}, "batch_per_gpu must be a whole number from 1 up"),
+        ({"batch_per_gpu": "2.5"}, "batch_per_gpu must be a whole number"),
+        ({"batch_per_gpu": "inf"}, "batch_per_gpu must be a whole number"),
+        ({"batch_per_gpu": "many"}, "batch_per_gpu 'many' is not a number"),
+        ({"step_time_ms": "-1"}, "step_time_ms must be above 0"),
+        ({"step_time_ms": "nan"}, "step_time_ms must be above 0"),
+        ({"phase": "eval"}, "phase 'eval'"),
+        ({"compiled": "tvm"}, "compiled 'tvm' is not modelled"),
+        ({"strategy": "pipeline"}, "strategy 'pipeline' is not modelled"),
+        ({"gpus": "6", "nodes": "4"}, "divisible"),
+        ({"dims": "sequence"}, "NAME=VALUE"),
+    ],
+)
+def test_a_wrong_cell_is_named(cells, message):
+    with pytest.raises(GnnpredError, match=message):
+        run_with(**cells)
