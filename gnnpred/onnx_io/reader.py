@@ -1,0 +1,182 @@
+"""read_graph: an ONNX file as an OpGraph, without its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import onnx
+
+from gnnpred.errors import GnnpredError
+from gnnpred.graph import DType, Op, OpGraph, Role, TensorSpec
+from gnnpred.onnx_io.builder import BatchBinding, Builder, RecordedOp
+from gnnpred.onnx_io.dimensions import BoundInputs, bind_inputs, declared_inputs
+from gnnpred.onnx_io.loading import NEWEST_OPSET, OLDEST_OPSET, default_opset, load_model
+from gnnpred.onnx_io.values import Value
+from gnnpred.onnx_io.walk import Walker
+
+MAX_VALUE_ELEMENTS = 64  # of constants that patterns may look at
+
+
+def read_graph(
+    source: str | Path | onnx.ModelProto,
+    *,
+    batch_size: int | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> OpGraph:
+    """Read an ONNX model (a path or a loaded ModelProto) as an OpGraph at ``batch_size``.
+
+    Weights are never read: a file with external data needs only its structure. ``batch_size``
+    replaces the batch dimension, symbolic or baked in (None: the baked one, or 1 for a symbolic
+    one, with a note); ``dims`` binds every other symbolic dimension by name. What was assumed or
+    guessed is in ``OpGraph.notes``; ``metadata`` holds ``shape_coverage`` (share of tensors whose
+    shape follows from the file), ``opset``, ``producer`` and ``unsupported`` (op type -> count).
+
+    Raises GnnpredError for a file that cannot be read as a model (not ONNX, truncated, cyclic,
+    missing opset import, open dimension ...) and UsageError for a batch size or dimension that
+    cannot be.
+    """
+    model, where = load_model(source)
+    opset = default_opset(model, where)
+    graph = model.graph
+    sizes_in_file = {dim for tensor in graph.initializer for dim in tensor.dims}
+    bound = bind_inputs(
+        declared_inputs(graph, where), batch_size=batch_size, dims=dims, sizes_in_file=sizes_in_file, where=where
+    )
+    builder = Builder(opset=opset, binding=bound.binding)
+    for text in bound.notes:
+        builder.note(text)
+    functions = {(function.domain, function.name): function for function in model.functions}
+    walker = Walker(builder, functions=functions, symbols=bound.symbols, opset_imports=model.opset_import, where=where)
+    outputs = walker.walk_graph(graph, bound.values)
+    _note_oddities(builder, walker, opset, bound)
+    return _assemble(builder, walker, model, bound, outputs, where)
+
+
+def _note_oddities(builder: Builder, walker: Walker, opset: int, bound: BoundInputs) -> None:
+    if opset < OLDEST_OPSET:
+        builder.note(f"opset {opset} is older than {OLDEST_OPSET}, the oldest that is checked; shapes may be off")
+    elif opset > NEWEST_OPSET:
+        builder.note(f"opset {opset} is newer than {NEWEST_OPSET}, the newest that is known")
+    if builder.batch_guesses and bound.binding.prime is not None:
+        builder.note(
+            f"the batch axis of {builder.batch_guesses} tensors was guessed; "
+            "an export with a symbolic batch dimension is more exact"
+        )
+    if walker.num_exact < walker.num_outputs:
+        first = f", the first at {builder.first_shape_guess}" if builder.first_shape_guess else ""
+        builder.note(
+            f"{walker.num_outputs - walker.num_exact} of {walker.num_outputs} tensor shapes rest on a guess{first}"
+        )
+    for label, count in walker.unsupported.items():
+        builder.note(f"{count} op(s) {label} have no rule and are counted as one pass over their data")
+
+
+def _assemble(
+    builder: Builder, walker: Walker, model: onnx.ModelProto, bound: BoundInputs, outputs: Sequence[Value], where: str
+) -> OpGraph:
+    ops = _live_ops(builder.ops, outputs)
+    if not ops:
+        raise GnnpredError(f"{where}: no output depends on an input or a parameter; there is nothing to time")
+    for text in _inference_export_hints(ops):
+        builder.note(text)
+    table = _TensorTable(bound.binding, bound.batch_size)
+    input_idx = tuple(table.position(value) for value in bound.values.values())
+    recorded = []
+    for op in ops:
+        positions = tuple(table.position(value) for value in op.inputs)
+        made = tuple(table.position(value) for value in op.outputs)
+        recorded.append(Op(op.kind, positions, made, op.attributes, op.name, repeats=op.repeats))
+    output_idx = tuple(table.position(value) for value in outputs if value.elements is None)
+    return OpGraph(
+        tensors=tuple(table.specs),
+        ops=tuple(recorded),
+        inputs=input_idx,
+        outputs=output_idx,
+        batch_size=bound.batch_size,
+        name=model.graph.name or where,
+        notes=tuple(builder.notes),
+        metadata={
+            "format": "onnx",
+            "opset": builder.opset,
+            "producer": f"{model.producer_name} {model.producer_version}".strip(),
+            "shape_coverage": walker.num_exact / max(1, walker.num_outputs),
+            "unsupported": dict(walker.unsupported),
+        },
+    )
+
+
+def _live_ops(ops: Sequence[RecordedOp], outputs: Sequence[Value]) -> list[RecordedOp]:
+    """Ops that an output needs; exporters leave dead ones behind."""
+    needed = {id(value) for value in outputs}
+    for value in outputs:
+        needed.update(id(element) for element in value.elements or ())
+    live = []
+    for op in reversed(ops):
+        if any(id(value) in needed for value in op.outputs):
+            live.append(op)
+            needed.update(id(value) for value in op.inputs)
+    live.reverse()
+    return live
+
+
+class _TensorTable:
+    """Values -> positions in ``OpGraph.tensors``, at the final batch size."""
+
+    def __init__(self, binding: BatchBinding, batch_size: int | None) -> None:
+        self.specs: list[TensorSpec] = []
+        self._binding = binding
+        self._batch_size = batch_size
+        self._position_by_id: dict[int, int] = {}
+
+    def position(self, value: Value) -> int:
+        found = self._position_by_id.get(id(value))
+        if found is None:
+            found = self._position_by_id[id(value)] = len(self.specs)
+            self.specs.append(self._spec(value))
+        return found
+
+    def _spec(self, value: Value) -> TensorSpec:
+        shape, axes = value.shape, ()
+        prime = self._binding.prime
+        if prime is not None and value.role is not Role.PARAMETER:
+            axes = tuple(axis for axis, dim in enumerate(shape) if dim and dim % prime == 0)
+            if axes:
+                shape = self._binding.at(shape, self._batch_size)
+        return TensorSpec(shape, value.dtype, value.role, axes, self._content(value), value.name)
+
+    def _content(self, value: Value) -> float | int | bool | tuple[float | int | bool, ...] | None:
+        if value.role not in (Role.CONSTANT, Role.PARAMETER) or value.num_elements > MAX_VALUE_ELEMENTS:
+            return None
+        array = value.array
+        if array is None or array.dtype.kind not in "iufb":
+            return None
+        numbers = array.reshape(-1).tolist()
+        prime = self._binding.prime
+        if prime is not None and value.role is Role.CONSTANT and any(n and n % prime == 0 for n in numbers):
+            return None  # follows the batch: no fixed value
+        return numbers[0] if len(numbers) == 1 else tuple(numbers)
+
+
+_CONV_NET_MIN_CONVS = 10
+_TRANSFORMER_MIN_ATTENTION = 2
+
+
+def _inference_export_hints(ops: Sequence[RecordedOp]) -> list[str]:
+    """Hints (no proof) that the export left out what a training step runs."""
+    counts: dict[str, int] = {}
+    for op in ops:
+        counts[op.kind] = counts.get(op.kind, 0) + 1
+    hints = []
+    convs = [op for op in ops if op.kind == "conv"]
+    with_bias = sum(len(op.inputs) > 2 for op in convs)
+    norms = sum(counts.get(kind, 0) for kind in ("batch_norm", "group_norm", "layer_norm", "reduce_mean"))
+    if len(convs) >= _CONV_NET_MIN_CONVS and with_bias == len(convs) and norms <= 1:
+        hints.append(
+            "looks like an inference export: every convolution has a bias and there is no BatchNorm (folded?); "
+            "a training step does more"
+        )
+    return hints
+
+
+__all__ = ["DType", "read_graph"]
