@@ -29,10 +29,11 @@ _ALL_HALF = re.compile(
     r"apex[_ -]?o2|\bopt[_ -]?level[ =:_-]*o2|\bo2\b|use_fp16|pure[_ -]?fp16|fp32 master weights|fp32 variables"
 )
 _FP32_MASTERS = re.compile(r"fp32 master weights|fp32 variables|apex[_ -]?o2")
-_TF32_CONV_ONLY = re.compile(r"conv(olutions?)? only")
 _DATA_PARALLEL = re.compile(r"\bnn\.dataparallel\b|\bdataparallel\b")
-# PyTorch allowed TF32 in matmul by default up to 1.11, later in convolutions alone (release notes of 1.12).
-_TF32_MATMUL_UNTIL = (1, 11)
+# PyTorch 1.12 took TF32 away from matmul by default (release notes of 1.12); TensorFlow has it since 2.4.
+_PYTORCH_WITHOUT_TF32_MATMUL = (1, 12)
+_TENSORFLOW_WITH_TF32 = (2, 4)
+_NVIDIA_TENSORFLOW = (1, 15)  # NVIDIA's maintained build, which had TF32 as well
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
         batch_size=_whole_number(row, "batch_per_gpu"),
         phase=phase,
         optimizer=_optimizer_of(row.get("optimizer", ""), phase, notes),
-        memory_format=row.get("memory_format", "").strip().lower() or "nchw",
+        memory_format=_memory_format_of(row, framework, note),
         compiler=_compiler_of(row.get("compiled", "")),
         framework=framework,
         framework_version=version,
@@ -137,16 +138,41 @@ def _precision_of(
     text = _filled(row, "precision").lower()
     if text in ("fp8", "nvfp4", "mxfp8", "int8"):
         raise GnnpredError(f"precision {text!r} is not modelled")
-    tf32_matmul = not _TF32_CONV_ONLY.search(note)
-    if text != "fp32?":
-        return Precision.parse(text), tf32_matmul
-    # unknown whether TF32 was allowed: what the framework does by default
-    notes.append("precision fp32? read as the framework's default (TF32 where the GPU has it)")
-    parts = re.findall(r"\d+", version)
-    version_number = (int(parts[0]), int(parts[1])) if len(parts) > 1 else _TF32_MATMUL_UNTIL
-    if framework == "pytorch" and version_number > _TF32_MATMUL_UNTIL:
-        tf32_matmul = False
-    return Precision.TF32, tf32_matmul
+    if text == "fp32?":  # unknown whether TF32 was allowed: what the framework does by default
+        precision = Precision.TF32 if _has_tf32_by_default(framework, version) else Precision.FP32
+        notes.append(f"precision fp32? read as {precision}, the framework's default")
+    else:
+        precision = Precision.parse(text)
+    tf32_matmul = precision is not Precision.TF32 or not _only_convolutions_use_tf32(framework, version, note)
+    return precision, tf32_matmul
+
+
+def _has_tf32_by_default(framework: str, version: str) -> bool:
+    numbers = _version_numbers(version)
+    if framework != "tensorflow":
+        return True
+    return not numbers or numbers[:2] == _NVIDIA_TENSORFLOW or numbers >= _TENSORFLOW_WITH_TF32
+
+
+def _only_convolutions_use_tf32(framework: str, version: str, note: str) -> bool:
+    if framework != "pytorch" or "ngc" in note or "matmul switched on" in note:
+        return False
+    if any(mark in version.lower() for mark in ("ngc", "nv", "a0+")):  # NVIDIA's containers kept it on
+        return False
+    return _version_numbers(version) >= _PYTORCH_WITHOUT_TF32_MATMUL
+
+
+def _version_numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(number) for number in match.group().split(".")) if match else ()
+
+
+def _memory_format_of(row: Mapping[str, str], framework: str, note: str) -> str:
+    text = (row.get("memory_format") or "").strip().lower()
+    if text:
+        return text
+    # Keras lays images out as NHWC, but TensorFlow runs its fp32 cuDNN kernels in NCHW
+    return "nhwc" if framework == "tensorflow" and "keras" not in note else "nchw"
 
 
 def _optimizer_of(text: str, phase: Phase, notes: list[str]) -> str:

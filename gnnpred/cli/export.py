@@ -1,7 +1,7 @@
 """gnnpred export: a model by name, or of your own, as a small weightless ONNX file."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -100,15 +100,20 @@ def _image_size_of(text: str | None) -> int | tuple[int, int] | None:
     return sizes[0] if len(sizes) == 1 else (sizes[0], sizes[1])
 
 
-def _model_options_of(texts: list[str] | None) -> dict[str, str] | None:
+def _model_options_of(texts: list[str] | None) -> dict[str, Any] | None:
+    import json
+
     from gnnpred.errors import UsageError
 
     if not texts:
         return None
-    options = {}
+    options: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             raise UsageError(f"--option {text!r}: write NAME=VALUE")
-        options[name.strip()] = value
+        try:
+            options[name.strip()] = json.loads(value)  # numbers, true, lists; anything else is text
+        except ValueError:
+            options[name.strip()] = value
     return options

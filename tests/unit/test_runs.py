@@ -74,8 +74,28 @@ def test_precision_names_of_the_schema(text, precision):
 def test_fp32_of_unknown_kind_follows_the_frameworks_default_and_says_so():
     old = run_with(precision="fp32?", framework="pytorch", framework_version="1.9?")
     new = run_with(precision="fp32?", framework="pytorch", framework_version="2.1.0")
+    tensorflow = run_with(precision="fp32?", framework="tensorflow", framework_version="2.2.0")
     assert (old.job.tf32_matmul, new.job.tf32_matmul) == (True, False)
+    assert tensorflow.job.precision is Precision.FP32
     assert "fp32?" in old.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("version", "note", "tf32_matmul"),
+    [
+        ("1.11", "", True),
+        ("1.12", "", False),
+        ("2.3.0a0+40ec155e58.nv24.03", "", True),
+        ("2.1", "tf32_by_NGC_default", True),
+    ],
+)
+def test_tf32_rows_say_by_version_whether_matmul_used_it(version, note, tf32_matmul):
+    assert run_with(precision="tf32", framework_version=version, note=note).job.tf32_matmul is tf32_matmul
+
+
+def test_an_empty_memory_format_is_the_frameworks():
+    assert run_with(framework="tensorflow").job.memory_format == "nhwc"
+    assert run_with(framework="pytorch").job.memory_format == "nchw"
 
 
 @pytest.mark.parametrize(
