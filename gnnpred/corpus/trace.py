@@ -41,11 +41,10 @@ _VIEW_KINDS = {
     "split": "split", "split_with_sizes": "split", "unbind": "split", "chunk": "split",
     "unsafe_split": "split", "unsafe_chunk": "split", "unsafe_split_with_sizes": "split",
 }  # fmt: skip
+_TRANSPOSES = ("permute", "transpose", "t", "numpy_T", "movedim")
 _UNARY_KINDS = {
     name: name
-    for name in "relu silu mish hardswish hardsigmoid sigmoid tanh softplus exp log sqrt rsqrt reciprocal neg abs "
-    "erf sin cos tan asin acos atan sinh cosh asinh acosh atanh floor ceil round trunc selu logical_not isnan isinf "
-    "bitwise_not square sign threshold tril flip".split()
+    for name in ["relu", "silu", "mish", "hardswish", "hardsigmoid", "sigmoid", "tanh", "softplus", "exp", "log", "sqrt", "rsqrt", "reciprocal", "neg", "abs", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "floor", "ceil", "round", "trunc", "selu", "logical_not", "isnan", "isinf", "bitwise_not", "square", "sign", "threshold", "tril", "flip"]
 } | {
     "relu6": "relu6", "elu": "elu", "celu": "celu", "leaky_relu": "leaky_relu", "rrelu_with_noise": "leaky_relu",
     "log_sigmoid_forward": "softplus", "sgn": "sign", "expm1": "exp", "log1p": "log", "log2": "log",
@@ -84,10 +83,7 @@ _MOVEMENT_KINDS = {
 }  # fmt: skip
 # Ops that make a tensor from nothing but its arguments' shapes: their results are constants.
 _CREATION_OPS = frozenset(
-    "empty empty_strided new_empty new_empty_strided empty_like zeros zeros_like new_zeros ones ones_like new_ones "
-    "full full_like new_full arange linspace eye rand rand_like randn randn_like randint randperm randint_like "
-    "bernoulli uniform normal scalar_tensor _efficientzerotensor empty_permuted tril_indices triu_indices "
-    "hann_window exponential geometric resize".split()
+    ["empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full", "full_like", "new_full", "arange", "linspace", "eye", "rand", "rand_like", "randn", "randn_like", "randint", "randperm", "randint_like", "bernoulli", "uniform", "normal", "scalar_tensor", "_efficientzerotensor", "empty_permuted", "tril_indices", "triu_indices", "hann_window", "exponential", "geometric", "resize"]
 )  # fmt: skip
 
 
@@ -173,7 +169,9 @@ class _Recorder:
                 batch_axes.append(axis)
                 dim //= self.batch_size
             shape.append(dim)
-        self.specs.append(TensorSpec(tuple(shape), _DTYPES.get(tensor.dtype, DType.FP32), role, tuple(batch_axes), None, name))
+        self.specs.append(
+            TensorSpec(tuple(shape), _DTYPES.get(tensor.dtype, DType.FP32), role, tuple(batch_axes), None, name)
+        )
         return len(self.specs) - 1
 
     def _bind(self, tensor: torch.Tensor, idx: int) -> None:
@@ -196,8 +194,7 @@ class _Recorder:
             key = self._key(value)
             idx = self._idx_by_key.get(key)
             if idx is None:
-                idx = self._new_idx(value, Role.CONSTANT)
-                self._bind(value, idx)
+                idx = self._adopt(value, key)
             return idx
         dtype = DType.BOOL if isinstance(value, bool) else DType.INT64 if isinstance(value, int) else DType.FP32
         if isinstance(value, int) and not isinstance(value, bool) and value and value % self.batch_size == 0:
@@ -207,9 +204,32 @@ class _Recorder:
         self.specs.append(TensorSpec((), dtype, Role.CONSTANT, (), value))
         return len(self.specs) - 1
 
+    def _adopt(self, tensor: torch.Tensor, key: tuple) -> int:
+        """A tensor that no op announced: another view of a known storage (as_strided_), or a constant."""
+        base_idx = self._idx_by_key.get(self._base_key_by_storage.get(key[0], ()))
+        if base_idx is None or self.specs[base_idx].role is Role.CONSTANT:
+            idx = self._new_idx(tensor, Role.CONSTANT)
+        elif self._same_shape(base_idx, tensor):
+            idx = base_idx
+        else:
+            role = self._result_role((base_idx,))
+            idx = self._new_idx(tensor, role)
+            self.ops.append(Op("view", (base_idx,), (idx,)))
+        self._bind(tensor, idx)
+        return idx
+
+    def _same_shape(self, idx: int, tensor: torch.Tensor) -> bool:
+        spec = self.specs[idx]
+        scaled = tuple(d * self.batch_size if axis in spec.batch_axes else d for axis, d in enumerate(spec.shape))
+        return scaled == tuple(tensor.shape)
+
     # -- ops -------------------------------------------------------------------------------------
     def record(
-        self, kind: str, inputs: Sequence[Any], outputs: Sequence[torch.Tensor], attributes: Mapping[str, Any] | None = None
+        self,
+        kind: str,
+        inputs: Sequence[Any],
+        outputs: Sequence[torch.Tensor],
+        attributes: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Add one op; results of constants alone stay constants and add nothing."""
         input_idxs = tuple(self.idx_of(value) for value in inputs)
@@ -258,7 +278,9 @@ class _Recorder:
     # -- result ----------------------------------------------------------------------------------
     def to_graph(self, input_idxs: list[int], results: list[torch.Tensor], name: str) -> OpGraph:
         """The graph of everything that reaches a result; unused tensors are dropped."""
-        outputs = list(dict.fromkeys(self._idx_by_key[key] for t in results if (key := self._key(t)) in self._idx_by_key))
+        outputs = list(
+            dict.fromkeys(self._idx_by_key[key] for t in results if (key := self._key(t)) in self._idx_by_key)
+        )
         needed = set(outputs)
         kept: list[Op] = []
         for op in reversed(self.ops):
@@ -323,7 +345,9 @@ def _record_aten(
         kind = "copy" if args[0].dtype == args[1].dtype else "cast"
         recorder.record_in_place(kind, args[0], [args[1]])
         return
-    if name in _VIEW_KINDS or name in ("permute", "transpose", "t", "numpy_T", "movedim"):
+    if mutates and (name in _VIEW_KINDS or name in _TRANSPOSES):
+        return  # unsqueeze_ and the like: the new geometry is adopted when it is read
+    if name in _VIEW_KINDS or name in _TRANSPOSES:
         _record_view(recorder, name, args, outputs)
         return
     special = _RECORDERS.get(name)
@@ -360,7 +384,7 @@ def _kind_of(name: str, args: tuple, kwargs: dict) -> tuple[str, dict[str, Any]]
         axes = args[1] if len(args) > 1 else kwargs.get("dim")
         if name in ("norm", "linalg_vector_norm"):
             axes = args[2] if len(args) > 2 else kwargs.get("dim")
-        if isinstance(axes, bool) or isinstance(axes, float) or isinstance(axes, torch.Tensor):
+        if isinstance(axes, (bool, float, torch.Tensor)):
             axes = None
         if isinstance(axes, int):
             axes = [axes]
@@ -370,7 +394,7 @@ def _kind_of(name: str, args: tuple, kwargs: dict) -> tuple[str, dict[str, Any]]
         kind = _MOVEMENT_KINDS[name]
         attributes = {"axis": args[1] % args[0].dim()} if name in ("gather", "index_select") and args[0].dim() else {}
         return kind, attributes
-    if name.startswith("upsample_") or name.startswith("_upsample_"):
+    if name.startswith(("upsample_", "_upsample_")):
         return "resize", {"mode": name.lstrip("_").removeprefix("upsample_").rstrip("0123456789d")}
     return "unsupported", {"op_type": name}
 
@@ -391,7 +415,7 @@ def _record_view(recorder: _Recorder, name: str, args: tuple, outputs: list[torc
     if len(outputs) == 1 and recorder._key(outputs[0]) == recorder._key(source):
         return
     source_key_idx = recorder.idx_of(source)
-    if name in ("permute", "transpose", "t", "numpy_T", "movedim"):
+    if name in _TRANSPOSES:
         rank = source.dim()
         if name == "permute":
             axes = [a % rank for a in args[1]]
@@ -741,7 +765,10 @@ def _on_cross_entropy(recorder, args, kwargs, result):
 
 def _on_rnn(kind, gates):
     def record(recorder, args, kwargs, result):
-        x, _, weights, has_biases, num_layers, _, _, bidirectional, batch_first = args[:9]
+        x = args[0]
+        packed = isinstance(args[3], (list, tuple))  # (data, batch_sizes, state, weights, ...): a packed sequence
+        weights, _has_biases, num_layers, _dropout, _train, bidirectional = args[3:9] if packed else args[2:8]
+        batch_first = not packed and args[8]
         outputs, *states = result
         num_directions = 2 if bidirectional else 1
         per_layer = len(weights) // num_layers
@@ -754,7 +781,11 @@ def _on_rnn(kind, gates):
                 kind,
                 [layer_input, *weights[layer * per_layer : (layer + 1) * per_layer]],
                 made,
-                {"hidden_size": hidden_size, "num_directions": num_directions, "num_steps_axis": 1 if batch_first else 0},
+                {
+                    "hidden_size": hidden_size,
+                    "num_directions": num_directions,
+                    "num_steps_axis": 1 if batch_first else 0,
+                },
             )
             layer_input = made[0]
 

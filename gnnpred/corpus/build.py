@@ -1,0 +1,324 @@
+"""Build the corpus: raw measured tables + rebuilt models -> rows and graphs in ``datasets/``.
+
+The raw tables live outside the repository (``../shared/data``) and are read here only; what training
+needs is what this writes. Traced graphs are cached one file per model, so an interrupted build
+goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import gzip
+import hashlib
+import json
+import multiprocessing
+import os
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from gnnpred.corpus.families import family_of
+from gnnpred.corpus.rebuild import ModelKey, trace_key
+from gnnpred.corpus.sources import SOURCES
+from gnnpred.corpus.sources.record import Interpretation
+from gnnpred.corpus.store import (
+    GRAPHS_FILE,
+    MEASUREMENTS_FILE,
+    MeasurementRow,
+    architecture_hash,
+    encode_graph,
+    write_graphs,
+    write_rows,
+)
+from gnnpred.errors import GnnpredError, UsageError
+from gnnpred.hardware import find_device
+from gnnpred.job import ActivationRule, Phase, Precision
+
+RAW_FILES = ("measurements_vision.csv.gz", "measurements_distributed.csv.gz", "measurements_academic.csv.gz")
+DEFAULT_SHARED = Path("../shared/data")
+DEFAULT_WORK = Path(".cache/corpus")
+
+_SUPERSEDED = "superseded_by_later_commit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildReport:
+    """What a build wrote: counts, and the models that could not be traced with the reason."""
+
+    num_rows: int
+    num_graphs: int
+    num_training_rows: int
+    num_inference_rows: int
+    num_training_devices: int
+    excluded_by_reason: Mapping[str, int]
+    failed_models: Mapping[str, str]
+
+
+def build_dataset(
+    shared: Path = DEFAULT_SHARED,
+    out: Path = Path("datasets"),
+    *,
+    jobs: int = 2,
+    limit: int | None = None,
+    resume: bool = True,
+    phases: Collection[Phase] | None = None,
+    work: Path = DEFAULT_WORK,
+    show_progress: bool = True,
+) -> BuildReport:
+    """Read the tables in ``shared`` and write measurements and graphs to ``out``.
+
+    ``limit`` keeps the first models only (for a trial), ``phases`` the rows of those phases;
+    ``resume=False`` traces every model again. Raises GnnpredError where a table is missing.
+    """
+    candidates = list(_read_candidates(Path(shared), phases))
+    keys = list(dict.fromkeys(c.interpretation.key for c in candidates if c.interpretation and c.interpretation.key))
+    if limit is not None:
+        keys = keys[:limit]
+        kept = set(keys)
+        candidates = [c for c in candidates if c.interpretation and c.interpretation.key in kept]
+    traced = _trace_all(keys, work=Path(work) / _code_version(), jobs=jobs, resume=resume, show_progress=show_progress)
+    rows = _mark_repeats([_row_of(candidate, traced) for candidate in candidates])
+    rows = _with_unique_ids(rows)
+    used_ids = {row.graph_id for row in rows}
+    graphs = {t["graph"]["id"]: t["graph"] for t in traced.values() if "graph" in t and t["graph"]["id"] in used_ids}
+    out = Path(out)
+    write_rows(out / MEASUREMENTS_FILE, rows)
+    write_graphs(out / GRAPHS_FILE, graphs.values())
+    kept_rows = [row for row in rows if row.graph_id]
+    training = [row for row in kept_rows if row.phase is not Phase.INFERENCE]
+    return BuildReport(
+        num_rows=len(rows),
+        num_graphs=len(graphs),
+        num_training_rows=len(training),
+        num_inference_rows=len(kept_rows) - len(training),
+        num_training_devices=len({row.device for row in training}),
+        excluded_by_reason=dict(Counter(row.excluded_reason for row in rows if row.excluded_reason).most_common()),
+        failed_models={key.text: t["error"] for key, t in traced.items() if "error" in t},
+    )
+
+
+# -- reading ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    record: Mapping[str, str]
+    interpretation: Interpretation | None
+    excluded_reason: str
+
+
+def _read_candidates(shared: Path, phases: Collection[Phase] | None) -> Iterator[_Candidate]:
+    missing = [name for name in RAW_FILES if not (shared / name).is_file()]
+    if missing:
+        raise GnnpredError(
+            f"the measured tables are not in {shared}: {', '.join(missing)} missing. "
+            "Name their folder with --shared; what training needs is already in datasets/"
+        )
+    interpreter_by_prefix = {prefix: module.interpret for module in SOURCES for prefix in module.PREFIXES}
+    for name in RAW_FILES:
+        with gzip.open(shared / name, "rt", encoding="utf-8", newline="") as file:
+            for record in csv.DictReader(file):
+                if record["gpus"] != "1":
+                    continue
+                source_id = record["source_id"]
+                interpret = next(
+                    (f for prefix, f in interpreter_by_prefix.items() if source_id.startswith(prefix)), None
+                )
+                if interpret is None:
+                    continue
+                interpretation = interpret(record, shared)
+                if isinstance(interpretation, str):
+                    candidate = _Candidate(record, None, interpretation)
+                else:
+                    candidate = _Candidate(record, interpretation, interpretation.excluded_reason)
+                if phases is None or _phase_of(candidate) in phases:
+                    yield candidate
+
+
+def _phase_of(candidate: _Candidate) -> Phase:
+    return Phase({"infer": "inference"}.get(candidate.record["phase"], candidate.record["phase"]))
+
+
+# -- tracing ---------------------------------------------------------------------------------------
+def _trace_all(
+    keys: list[ModelKey], *, work: Path, jobs: int, resume: bool, show_progress: bool
+) -> dict[ModelKey, dict[str, Any]]:
+    """Result per key: ``{"graph", "architecture"}`` or ``{"error"}``; cached in ``work``."""
+    work.mkdir(parents=True, exist_ok=True)
+    results: dict[ModelKey, dict[str, Any]] = {}
+    pending = []
+    for key in keys:
+        cached = _read_cached(_cache_path(work, key)) if resume else None
+        if cached is None:
+            pending.append(key)
+        else:
+            results[key] = cached
+    columns = (TextColumn("tracing models"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, disable=not show_progress) as progress:
+        task = progress.add_task("", total=len(keys), completed=len(results))
+        if jobs <= 1 or len(pending) < 4:
+            for key in pending:
+                results[key] = _trace_to_cache(key, work)
+                progress.advance(task)
+            return results
+        # spawned, not forked: torch's thread pools do not survive a fork
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+            futures = {pool.submit(_trace_to_cache, key, work): key for key in pending}
+            for future in as_completed(futures):
+                results[futures[future]] = future.result()
+                progress.advance(task)
+    return results
+
+
+def _trace_to_cache(key: ModelKey, work: Path) -> dict[str, Any]:
+    try:
+        graph = trace_key(key)
+        # an eval-mode graph may lack auxiliary heads; it is still the same network
+        trained = graph if key.train else trace_key(replace(key, train=True))
+        result: dict[str, Any] = {"graph": encode_graph(graph), "architecture": architecture_hash(trained)}
+    except GnnpredError as error:
+        result = {"error": str(error)}
+    path = _cache_path(work, key)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps(result))
+    os.replace(partial, path)
+    return result
+
+
+def _read_cached(path: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _cache_path(work: Path, key: ModelKey) -> Path:
+    return work / f"{hashlib.sha256(key.text.encode()).hexdigest()[:20]}.json"
+
+
+def _code_version() -> str:
+    """Changes when the code that shapes a graph does, so that stale graphs are not reused."""
+    folder = Path(__file__).parent
+    digest = hashlib.sha256()
+    for name in ("trace.py", "networks.py", "store.py", "rebuild.py"):
+        # the syntax tree, so that comments and layout do not count
+        digest.update(ast.dump(ast.parse((folder / name).read_text(encoding="utf-8"))).encode())
+    return digest.hexdigest()[:12]
+
+
+# -- rows ------------------------------------------------------------------------------------------
+def _row_of(candidate: _Candidate, traced: Mapping[ModelKey, Mapping[str, Any]]) -> MeasurementRow:
+    record, interpretation = candidate.record, candidate.interpretation
+    excluded = candidate.excluded_reason
+    graph_id = architecture = family = ""
+    if interpretation and interpretation.key and not excluded:
+        result = traced.get(interpretation.key, {"error": "not traced"})
+        if "error" in result:
+            excluded = f"cannot be rebuilt: {result['error']}"
+        else:
+            graph_id, architecture = result["graph"]["id"], result["architecture"]
+            family = interpretation.family or family_of(interpretation.key.source)
+    try:
+        device = find_device(record["gpu"]).name
+    except UsageError:
+        device, excluded = record["gpu"], excluded or f"{record['gpu']} is not in the device table"
+    if excluded:
+        graph_id = architecture = ""
+    note = record["note"]
+    superseded = _SUPERSEDED in note
+    suspect, unstable, few = "SUSPECT" in note, "UNSTABLE" in note, "FEW_ITERATIONS" in note
+    not_eval = "NOT eval()" in note
+    unused = interpretation.unused_reason if interpretation else ""
+    extra = [
+        text for text in ((interpretation.notes if interpretation else ()) + ((unused,) if unused else ())) if text
+    ]
+    if not_eval:
+        extra.append("forward pass in training mode")
+    used = bool(graph_id) and not (superseded or suspect or unstable or few or not_eval or unused)
+    return MeasurementRow(
+        row_id=_row_id(record),
+        source_id=record["source_id"],
+        source=record["source"],
+        model=record["model"],
+        graph_id=graph_id,
+        architecture=architecture,
+        family=family,
+        phase=_phase_of(candidate),
+        framework=record["framework"],
+        framework_version=record["framework_version"],
+        cuda=record["cuda"],
+        device=device,
+        precision=interpretation.precision if interpretation else Precision.FP32,
+        activation_rule=interpretation.activation_rule if interpretation else ActivationRule.AUTOCAST,
+        tf32_matmul=interpretation.tf32_matmul if interpretation else True,
+        memory_format=interpretation.memory_format if interpretation else "nchw",
+        compiler=interpretation.compiler if interpretation else "eager",
+        batch_size=interpretation.batch_size if interpretation else 0,
+        input=record["input"],
+        optimizer=interpretation.optimizer if interpretation else "none",
+        grad_accum=int(record["grad_accum"] or 1),
+        host_copy=interpretation.host_copy if interpretation else False,
+        data_loader=interpretation.data_loader if interpretation else False,
+        input_gradient=interpretation.input_gradient if interpretation else False,
+        os=interpretation.os if interpretation else "",
+        step_time_ms=_number(record["step_time_ms"]),
+        superseded=superseded,
+        suspect=suspect,
+        unstable=unstable,
+        few_iterations=few,
+        duplicate_of="",
+        excluded_reason=excluded,
+        used_for_training=used,
+        note="; ".join(extra),
+    )
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def _row_id(record: Mapping[str, str]) -> str:
+    names = ("source_id", "source", "model", "phase", "gpu", "precision", "memory_format", "compiled", "batch_per_gpu",
+             "input", "optimizer", "step_time_ms", "note")  # fmt: skip
+    return hashlib.sha256("\x1f".join(record[name] for name in names).encode()).hexdigest()[:12]
+
+
+def _with_unique_ids(rows: list[MeasurementRow]) -> list[MeasurementRow]:
+    seen: Counter[str] = Counter()
+    unique = []
+    for row in rows:
+        seen[row.row_id] += 1
+        unique.append(row if seen[row.row_id] == 1 else replace(row, row_id=f"{row.row_id}-{seen[row.row_id]}"))
+    return unique
+
+
+def _mark_repeats(rows: list[MeasurementRow]) -> list[MeasurementRow]:
+    """Point repeats of one configuration at the row with the median time, the only one used for training."""
+    groups: dict[tuple, list[int]] = defaultdict(list)
+    for row_idx, row in enumerate(rows):
+        if row.used_for_training:
+            configuration = (
+                row.source_id.split("-")[0], row.graph_id, row.phase, row.framework, row.framework_version, row.cuda,
+                row.device, row.precision, row.activation_rule, row.tf32_matmul, row.memory_format, row.compiler,
+                row.batch_size, row.optimizer, row.grad_accum, row.host_copy, row.data_loader, row.input_gradient,
+                row.os,
+            )  # fmt: skip
+            groups[configuration].append(row_idx)
+    marked = list(rows)
+    for row_idxs in groups.values():
+        ordered = sorted(row_idxs, key=lambda i: (rows[i].step_time_ms, rows[i].row_id))
+        representative = ordered[(len(ordered) - 1) // 2]
+        for row_idx in row_idxs:
+            if row_idx != representative:
+                marked[row_idx] = replace(
+                    rows[row_idx], duplicate_of=rows[representative].row_id, used_for_training=False
+                )
+    return marked

@@ -1,0 +1,96 @@
+"""Data sets of earlier predictors: PROFET (Keras CNNs), NeuSight (transformers), Sia, Gavel and others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gnnpred.corpus.rebuild import ModelKey
+from gnnpred.corpus.sources.record import Interpretation, image_size_of, interpret_common, seq_len_of
+from gnnpred.corpus.sources.suites import BERT_BASE, BERT_LARGE
+
+PREFIXES = ("profet-", "neusight-", "sia-", "gavel-", "justus2018-", "prenet-", "elasticflow-", "cmdare-")
+
+_PROFET = {
+    "LeNet5": "own:lenet5", "MNIST_CNN": "own:mnist_cnn", "CIFAR10_CNN": "own:cifar10_cnn", "AlexNet": "own:alexnet_bn",
+    "ResNetSmall": "own:resnet_small", "VGG11": "own:vgg11_flat", "VGG13": "own:vgg13_flat", "VGG16": "own:vgg16_flat",
+    "VGG19": "own:vgg19_flat", "ResNet18": "own:preact_resnet18", "ResNet34": "own:preact_resnet34",
+    "ResNet50": "own:preact_resnet50", "MobileNetV2": "torchvision:mobilenet_v2", "InceptionV3": "timm:inception_v3",
+    "InceptionResNetV2": "timm:inception_resnet_v2",
+}  # fmt: skip
+_PROFET_CLASSES = {32: 10, 64: 100, 128: 100, 224: 1000, 256: 1000}
+
+
+def _gpt(layers: int, hidden: int, heads: int) -> str:
+    return f"hf:GPT2LMHeadModel?n_layer={layers}&n_embd={hidden}&n_head={heads}&n_positions=2048"
+
+
+_NEUSIGHT = {
+    "bert_large": f"hf:BertForMaskedLM?{BERT_LARGE}",
+    "gpt2_large": _gpt(36, 1280, 20),
+    "gpt3_xl": _gpt(24, 2048, 16),
+    "gpt3_27": _gpt(32, 2560, 32),
+    "opt_13": "hf:OPTForCausalLM?hidden_size=2048&num_hidden_layers=24&num_attention_heads=32&ffn_dim=8192"
+    "&word_embed_proj_dim=2048",
+}
+
+
+def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
+    """One row of an earlier predictor's data set."""
+    common = interpret_common(record)
+    if isinstance(common, str):
+        return common
+    source_id, model = record["source_id"], record["model"]
+    if source_id.startswith("profet"):
+        return _interpret_profet(record, common)
+    if source_id.startswith("neusight"):
+        return _interpret_neusight(record, common)
+    if source_id.startswith("sia"):
+        return _interpret_sia(record, common)
+    if source_id.startswith("cmdare"):
+        return "asynchronous parameter server: not a synchronous step"
+    if source_id.startswith("justus2018"):
+        return common.replace(key=ModelKey("torchvision:vgg16", image_size=(224, 224)))
+    if source_id.startswith(("gavel", "elasticflow")):
+        if model == "ResNet-50" or model == "resnet50":
+            key = ModelKey("torchvision:resnet50", image_size=(224, 224))
+            return common.replace(key=key, data_loader=True, unused_reason="real data loader, setup not stated in full")
+        return f"{model}: its setup is not stated in full"
+    return f"{model}: its setup is not stated in full"
+
+
+def _interpret_profet(record: Mapping[str, str], common: Interpretation) -> Interpretation | str:
+    size = image_size_of(record["input"])
+    source = _PROFET.get(record["model"])
+    if source is None or size is None:
+        return f"{record['model']} is not rebuilt"
+    # Keras lays out NHWC, TensorFlow transposes to NCHW around cuDNN kernels in fp32
+    return common.replace(
+        key=ModelKey(source, image_size=size, num_classes=_PROFET_CLASSES[size[0]]),
+        memory_format="nchw",
+        host_copy=True,
+    )
+
+
+def _interpret_neusight(record: Mapping[str, str], common: Interpretation) -> Interpretation | str:
+    source = _NEUSIGHT.get(record["model"])
+    if source is None:
+        return f"{record['model']} is not rebuilt"
+    inflated = "A100-80GB-PCIe" in record["source_id"] or record["gpu"].startswith("A100-PCIe-80")
+    return common.replace(
+        key=ModelKey(source, seq_len=seq_len_of(record["input"]) or 512),
+        optimizer="none",
+        unused_reason="allocation inside the timed region inflates the forward pass here" if inflated else "",
+    )
+
+
+def _interpret_sia(record: Mapping[str, str], common: Interpretation) -> Interpretation | str:
+    model = record["model"]
+    common = common.replace(data_loader=True)
+    if model == "resnet50":
+        return common.replace(key=ModelKey("torchvision:resnet50", image_size=(224, 224)))
+    if model.startswith("ResNet18"):
+        return common.replace(key=ModelKey("own:cifar_resnet18", image_size=(32, 32), num_classes=10))
+    if model == "bert-base-uncased":
+        return common.replace(key=ModelKey(f"hf:BertForQuestionAnswering?{BERT_BASE}", seq_len=384))
+    return f"{model}: inputs of varying size or a model that is not rebuilt"

@@ -1,0 +1,69 @@
+"""Lambda's PyTorch and TensorFlow suites: training steps with the optimizer, batch filling the memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from gnnpred.corpus.rebuild import ModelKey
+from gnnpred.corpus.sources.record import Interpretation, image_size_of, interpret_common
+
+PREFIXES = ("lambda-",)
+
+BERT_BASE = "hidden_size=768&num_hidden_layers=12&num_attention_heads=12&intermediate_size=3072"
+BERT_LARGE = "hidden_size=1024&num_hidden_layers=24&num_attention_heads=16&intermediate_size=4096"
+TF_CNN_SOURCES = {
+    "alexnet": "torchvision:alexnet", "vgg16": "torchvision:vgg16", "inception3": "torchvision:inception_v3?aux",
+    "inception4": "timm:inception_v4", "resnet50": "own:resnet50_v1", "resnet152": "own:resnet152_v1",
+}  # fmt: skip
+_PYTORCH_SOURCES = {
+    "resnet50": "torchvision:resnet50",
+    "SSD": "own:ssd300",
+    "bert_base_squad": f"hf:BertForQuestionAnswering?{BERT_BASE}",
+    "bert_large_squad": f"hf:BertForQuestionAnswering?{BERT_LARGE}",
+}
+
+
+def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
+    """One Lambda row."""
+    common = interpret_common(record)
+    if isinstance(common, str):
+        return common
+    if record["source_id"].startswith("lambda-tf"):
+        return _interpret_tensorflow(record, common)
+    model = record["model"]
+    source = _PYTORCH_SOURCES.get(model)
+    if source is None:
+        return f"{model}: steps of varying size or a model that is not rebuilt"
+    size = image_size_of(record["input"])
+    if model == "SSD":
+        key = ModelKey(source, image_size=(300, 300), num_classes=81)
+    elif size is None:
+        key = ModelKey(source, seq_len=384)
+    else:
+        key = ModelKey(source, image_size=size)
+    data = re.search(r"(?:^|;)data=([^;]*)", record["note"])
+    real = model == "SSD" or bool(data and not data.group(1).startswith("synt"))
+    if "published_throughput" in record["note"]:
+        common = common.replace(notes=(*common.notes, "from_progress_bar"))
+    return common.replace(key=key, data_loader=real)
+
+
+def _interpret_tensorflow(record: Mapping[str, str], common: Interpretation) -> Interpretation | str:
+    source = TF_CNN_SOURCES.get(record["model"])
+    if source is None:
+        return f"{record['model']} is not rebuilt"
+    real = "data=real" in record["note"]
+    return common.replace(
+        key=inception_or_plain(source, image_size_of(record["input"])),
+        data_loader=real,
+        unused_reason="input-bound: the loader, not the GPU, sets the time" if "input-bound" in record["note"] else "",
+    )
+
+
+def inception_or_plain(source: str, size: tuple[int, int] | None) -> ModelKey:
+    """Key of a CNN; ``?aux`` marks Inception-v3, which the benchmarks run without its auxiliary head."""
+    if source.endswith("?aux"):
+        return ModelKey("timm:inception_v3", image_size=size or (299, 299))
+    return ModelKey(source, image_size=size or (224, 224))
