@@ -148,7 +148,7 @@ class Checkpoint:
         self._model_bytes = model_bytes
 
     @cached_property
-    def _session(self):  # noqa: ANN202 - the type would import onnxruntime early
+    def _session(self):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

@@ -8,7 +8,6 @@ A **node** is a forward op together with what belongs to it in the other compone
 the casts autocast adds for it, gradient accumulation); the optimizer ops are nodes of their own.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -77,13 +76,13 @@ class GraphStructure:
     batch_size: int
 
 
-def _unit_of(op: Op, graph: OpGraph, *, is_depthwise: bool) -> tuple[int, bool]:
+def _unit_of(op: Op, *, is_depthwise: bool) -> tuple[int, bool]:
     """Peak that bounds the op's flops, and whether tensor cores may run it."""
     category = category_of(op.kind)
     dtype = op.compute_dtype or DType.FP32
-    if category in (Category.CONV, Category.MATMUL, Category.ATTENTION, Category.RECURRENT):
-        if not is_depthwise:
-            return _DTYPE_IDX.get(dtype, 1), True
+    is_product = category in (Category.CONV, Category.MATMUL, Category.ATTENTION, Category.RECURRENT)
+    if is_product and not is_depthwise:
+        return _DTYPE_IDX.get(dtype, 1), True
     # CUDA cores: fp64 has its own rate, everything else runs at the fp32 rate
     return (0, False) if dtype is DType.FP64 else (1, False)
 
@@ -157,9 +156,11 @@ def graph_structure(graph: OpGraph, costs: Sequence[OpCost]) -> GraphStructure:
         component_of_op[op_idx] = _COMPONENT_IDX[op.component]
         if cost.state is CostState.FREE and not cost.flops and not cost.bytes_moved:
             continue
-        head = op.forward_op_idx
-        if op.component is Component.FORWARD or head is None:
-            head = op_idx
+        head = op_idx
+        while op.component is not Component.FORWARD and op.forward_op_idx is not None and op.forward_op_idx != head:
+            # the backward of a cast belongs to the op that the cast feeds
+            head = op.forward_op_idx
+            op = graph.ops[head]
         node_of_op[op_idx] = node_for(head)
 
     num_nodes = len(heads)
@@ -183,9 +184,9 @@ def graph_structure(graph: OpGraph, costs: Sequence[OpCost]) -> GraphStructure:
         launches[node, column] += cost.num_launches * repeats
         # the proxy only splits a node's component among its few ops (two casts, say)
         time_proxy[op_idx] = cost.flops * 0.02 + cost.bytes_moved + 1.0
-        if unit_idx[node, column] < 0:
+        if unit_idx[node, column] < 0 or not tensor_cores[node, column]:  # a product outranks its bias reduction
             unit_idx[node, column], tensor_cores[node, column] = _unit_of(
-                op, graph, is_depthwise=_is_depthwise(graph.ops[heads[node]], graph)
+                op, is_depthwise=_is_depthwise(graph.ops[heads[node]], graph)
             )
     slot = node_of_op * NUM_COMPONENTS + component_of_op
     counted = node_of_op >= 0
@@ -400,7 +401,7 @@ def encode(structure: GraphStructure, job: JobSpec, *, input_gradient: bool = Fa
             fused=fused,
             host_launches=host_launches,
             physics_ms=physics_ms_total,
-        ),  # fmt: skip
+        ),
         host_launches=host_launches,
         host_copy_ms=structure.input_bytes / (HOST_COPY_GB_S * 1e6) if job.host_copy else 0.0,
     )
@@ -427,7 +428,8 @@ def _globals(
         float(is_amd), float(half > 1.5 * device.fp32_tflops), np.log(half / device.fp32_tflops),
         np.log(device.fp32_tflops * 1e3 / device.mem_bandwidth_gb_s),
         *(float(job.precision is p) for p in Precision),
-        float(job.activation_rule is ActivationRule.ALL_HALF), float(job.tf32_matmul), float(job.memory_format == "nhwc"),
+        float(job.activation_rule is ActivationRule.ALL_HALF), float(job.tf32_matmul),
+        float(job.memory_format == "nhwc"),
         float(job.compiler == "torch_compile"), float(job.compiler == "xla"),
         *(float(job.framework == f) for f in _FRAMEWORKS),
         version if job.framework == "pytorch" else 0.0, version if job.framework == "tensorflow" else 0.0, float(fused),

@@ -65,13 +65,20 @@ def _candidates(shared: Path) -> Iterator[OperatorRow]:
             kind = "matmul" if b > 1 else "linear"
             yield _row(row, kind, (b, m, n, k))
     for row in rows("conv2d"):
-        if row.get("optimizer") or row["activation"] or row["phase"] not in _PHASES or not row["pad_h"] or float(row["pad_h"]) % 1:
+        if (
+            row.get("optimizer")
+            or row["activation"]
+            or row["phase"] not in _PHASES
+            or not row["pad_h"]
+            or float(row["pad_h"]) % 1
+        ):
             continue
         shape = ints(row, "n", "c", "h", "w", "k", "r", "s", "stride_h", "stride_w", "pad_h", "pad_w", "groups")
         yield _row(row, "conv", shape)
     for row in rows("elementwise"):
         kind = _ELEMENTWISE.get(row["op"])
-        if kind and row["phase"] in ("fwd", "bwd"):
+        # an add has no backward kernel of its own: what tables call so also sums gradients
+        if kind and (row["phase"] == "fwd" or (row["phase"] == "bwd" and kind != "add")):
             yield _row(row, kind, ints(row, "rows", "cols"))
     for row in rows("norm_softmax"):
         kind = _NORM.get(row["op"])
@@ -189,6 +196,8 @@ def operator_graph(row: OperatorRow) -> OpGraph:
             inputs, out = [data(*shape)], shape
             if row.kind == "softmax":
                 attributes = {"axis": 1}
+            elif row.kind == "dropout":
+                attributes = {"ratio": 0.1}
     tensors = (*inputs, TensorSpec(tuple(out), fp32, Role.ACTIVATION))
     op = Op(row.kind, tuple(range(len(inputs))), (len(inputs),), attributes)
     feeds = tuple(i for i, t in enumerate(inputs) if t.role is Role.INPUT)

@@ -51,15 +51,16 @@ def summed_features(rows: FlatRows) -> np.ndarray:
     by_category = np.add.reduceat(category * physics.sum(1)[:, None], start) / total[:, None]
     flags = [NODE_FEATURE_NAMES.index(n) for n in ("is_depthwise", "m_mod8", "n_mod8", "wave_efficiency")]
     flag_shares = np.add.reduceat(rows.node_features[:, flags] * physics.sum(1)[:, None], start) / total[:, None]
-    means = np.add.reduceat(
-        rows.node_features[:, : first].astype(np.float64) * physics.sum(1)[:, None], start
-    ) / total[:, None]
+    means = (
+        np.add.reduceat(rows.node_features[:, :first].astype(np.float64) * physics.sum(1)[:, None], start)
+        / total[:, None]
+    )
     return np.concatenate(
         [rows.globals, by_component, by_category, flag_shares, means, np.log(total)[:, None]], axis=1
     ).astype(np.float32)
 
 
-def fit_trees(features: np.ndarray, log_ratio: np.ndarray, train_idx: np.ndarray, *, seed: int = 0):  # noqa: ANN201
+def fit_trees(features: np.ndarray, log_ratio: np.ndarray, train_idx: np.ndarray, *, seed: int = 0):
     """Gradient-boosted trees on log(measured / roofline); a scikit-learn regressor."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
@@ -68,5 +69,3 @@ def fit_trees(features: np.ndarray, log_ratio: np.ndarray, train_idx: np.ndarray
         l2_regularization=1.0, random_state=seed,
     )  # fmt: skip
     return trees.fit(features[train_idx], log_ratio[train_idx])
-
-

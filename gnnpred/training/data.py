@@ -1,7 +1,9 @@
 """Rows of the corpus as flat arrays, from which batches are cut without Python loops over rows."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -50,6 +52,18 @@ class FlatRows:
             host_launches=np.array([a.host_launches for a in arrays], np.float32),
             host_copy_ms=np.array([a.host_copy_ms for a in arrays], np.float32),
         )
+
+    def save(self, path: Path) -> None:
+        """Arrays as an .npz file (no pickles), through a temporary file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".part{os.getpid()}.npz")
+        np.savez(part, **vars(self))
+        part.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> "FlatRows":
+        with np.load(path, allow_pickle=False) as stored:
+            return cls(**{name: stored[name] for name in stored.files})
 
     def batch(self, row_idx: np.ndarray, *, specs_known: np.ndarray) -> GraphBatch:
         """The rows of that order as one batch. row_idx (B,) int64, specs_known (B,) float."""

@@ -6,20 +6,20 @@ scoring again takes minutes and training again is a choice.
 """
 
 import hashlib
-import json
 import logging
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from gnnpred.corpus.operators import OperatorRow, load_operator_rows
-from gnnpred.corpus.splits import Splits, load_splits
-from gnnpred.corpus.store import GraphStore, MeasurementRow, load_rows
+from gnnpred.corpus.splits import Split, load_split
+from gnnpred.corpus.store import GraphStore, MeasurementRow, load_graphs, load_rows
 from gnnpred.errors import GnnpredError
 from gnnpred.features import GraphArrays
 from gnnpred.hardware import find_device
@@ -42,7 +42,7 @@ class Corpus:
     blind: FlatRows  # the same rows as a predictor sees them that knows nothing of precision
     operators: OperatorRows
     operator_rows: tuple[OperatorRow, ...]
-    splits: Splits
+    splits: dict[str, Split]
 
     @cached_property
     def target_ms(self) -> np.ndarray:
@@ -66,7 +66,120 @@ class Corpus:
 
     def fold_of(self, grouping: str) -> np.ndarray:
         """(n,) int64 fold of each row under ``family``, ``architecture`` or ``random``."""
-        return np.array([self.splits.fold_of(row, grouping) for row in self.rows])
+        return np.array([self.splits[grouping].fold_of(row) for row in self.rows])
+
+
+def load_corpus(
+    datasets: Path,
+    settings: "RecipeSettings",
+    *,
+    cache: Path | None = None,
+    num_workers: int = 2,
+    on_row: Callable[[int, int], None] = lambda done, total: None,
+) -> Corpus:
+    """Read rows, graphs, operator rows and splits; encode them, or take the arrays from ``cache``.
+
+    Training rows are those that the corpus marks for training; of the inference rows a sample spread over
+    devices, precisions and software joins them. ``on_row`` is told how many rows are encoded.
+    """
+    rows = choose_rows(load_rows(datasets), settings.inference_rows)
+    operator_rows = tuple(load_operator_rows(datasets / "operators.csv.gz"))
+    digest = _digest(datasets, rows)
+    flats: dict[str, FlatRows] = {}
+    for name, blind in (("aware", False), ("blind", True)):
+        path = cache / f"{name}-{digest}.npz" if cache else None
+        if path and path.exists():
+            flats[name] = FlatRows.load(path)
+            continue
+        flats[name] = FlatRows.from_arrays(_encode_parallel(datasets, rows, blind, num_workers, on_row))
+        if path:
+            flats[name].save(path)
+    path = cache / f"operators-{digest}.npz" if cache else None
+    if path and path.exists():
+        with np.load(path, allow_pickle=False) as stored:
+            timed = stored["timed"]
+        operator_flat = FlatRows.load(path.with_suffix(".rows.npz"))
+    else:
+        encoded, timed = encode_operator_rows(operator_rows)
+        operator_flat = FlatRows.from_arrays(encoded)
+        if path:
+            operator_flat.save(path.with_suffix(".rows.npz"))
+            np.savez(path, timed=timed)
+    target_ms = np.array([row.time_us for row in operator_rows]) / 1e3
+    names = ("family", "architecture", "random")
+    return Corpus(
+        rows=tuple(rows),
+        aware=flats["aware"],
+        blind=flats["blind"],
+        operators=OperatorRows(operator_flat, timed, target_ms),
+        operator_rows=operator_rows,
+        splits={name: load_split(datasets / "splits" / f"{name}.json") for name in names},
+    )
+
+
+def choose_rows(rows: list[MeasurementRow], num_inference: int) -> list[MeasurementRow]:
+    """Rows marked for training, and a sample of inference rows, even over (device, precision, software, layout)."""
+    usable = [row for row in rows if row.used_for_training and row.graph_id]
+    chosen = [row for row in usable if row.phase != "inference"]
+    groups: dict[tuple, list[MeasurementRow]] = {}
+    for row in usable:
+        if row.phase == "inference" and row.compiler != "tensorrt":
+            key = (row.device, row.precision, row.framework_version, row.memory_format, row.compiler)
+            groups.setdefault(key, []).append(row)
+    rng = np.random.default_rng(0)
+    shuffled = [[group[i] for i in rng.permutation(len(group))] for _, group in sorted(groups.items())]
+    sample: list[MeasurementRow] = []
+    for depth in range(max(map(len, shuffled), default=0)):
+        sample += [group[depth] for group in shuffled if depth < len(group)]
+        if len(sample) >= num_inference:
+            break
+    return chosen + sample[:num_inference]
+
+
+def _digest(datasets: Path, rows: list[MeasurementRow]) -> str:
+    """Name of the encoded arrays: changes with the rows and with the code that encodes them."""
+    package = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    code = [
+        package / name
+        for name in ("features.py", "graph.py", "op_kinds.py", "job.py", "training/rows.py", "hardware/device.py")
+    ]
+    code += sorted((package / "passes").rglob("*.py")) + sorted((package / "costs").rglob("*.py"))
+    for path in [*code, datasets / "graphs.jsonl.xz", datasets / "operators.csv.gz"]:
+        digest.update(path.read_bytes())
+    digest.update("\n".join(f"{row.row_id} {row.step_time_ms}" for row in rows).encode())
+    return digest.hexdigest()[:16]
+
+
+def _encode_parallel(
+    datasets: Path, rows: list[MeasurementRow], blind: bool, num_workers: int, on_row: Callable[[int, int], None]
+) -> list[GraphArrays]:
+    """``encode_rows`` in several processes; rows of one graph stay together."""
+    order = sorted(range(len(rows)), key=lambda i: rows[i].graph_id)
+    num_chunks = max(1, min(40, len(rows) // 50))
+    chunks = [order[len(order) * c // num_chunks : len(order) * (c + 1) // num_chunks] for c in range(num_chunks)]
+    encoded: list[GraphArrays | None] = [None] * len(rows)
+    done = 0
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_workers, mp_context=context, initializer=_open_graphs, initargs=(datasets,)) as pool:
+        futures = {pool.submit(_encode_chunk, [rows[i] for i in chunk], blind): chunk for chunk in chunks}
+        for future in as_completed(futures):
+            for i, arrays in zip(futures[future], future.result(), strict=True):
+                encoded[i] = arrays
+            done += len(futures[future])
+            on_row(done, len(rows))
+    return encoded  # type: ignore[return-value]
+
+
+_GRAPHS: list[GraphStore] = []
+
+
+def _open_graphs(datasets: Path) -> None:
+    _GRAPHS.append(load_graphs(datasets))
+
+
+def _encode_chunk(rows: list[MeasurementRow], blind: bool) -> list[GraphArrays]:
+    return encode_rows(rows, _GRAPHS[0].__getitem__, blind=blind)
 
 
 @dataclass(frozen=True)
@@ -131,6 +244,10 @@ class RecipeSettings:
     inference_weight: float = 0.3
     inference_rows: int = 3000
 
+    def seeds_of(self, track: str) -> int:
+        """Networks per fold of a track."""
+        return self.seeds if track in ("family", "architecture", "final") else self.device_seeds
+
 
 def train_folds(
     corpus: Corpus,
@@ -153,8 +270,6 @@ def train_folds(
             _train_one(fold, seed)
             on_done(fold, seed)
         return
-    import multiprocessing
-
     # fork shares the corpus arrays with the workers instead of copying them
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
@@ -213,10 +328,11 @@ def predict_fold(corpus: Corpus, fold: Fold, settings: RecipeSettings, folder: P
     known_devices = set(corpus.devices[fold.train_idx])
     known = np.array([corpus.devices[i] in known_devices for i in fold.test_idx], np.float32)
     logs = [
-        np.log(predict_rows(load_weights(folder / fold.file_name(seed), settings.train), rows, fold.test_idx, specs_known=known))
+        np.log(
+            predict_rows(
+                load_weights(folder / fold.file_name(seed), settings.train), rows, fold.test_idx, specs_known=known
+            )
+        )
         for seed in range(seeds)
     ]
     return np.exp(np.mean(logs, axis=0))
-
-
-_ = (hashlib, json, asdict, load_operator_rows, load_splits, GraphStore, load_rows, GraphArrays, encode_operator_rows, encode_rows)

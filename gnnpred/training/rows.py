@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,30 +14,11 @@ from gnnpred.graph import OpGraph
 from gnnpred.hardware import find_device
 from gnnpred.job import ActivationRule, JobSpec, Phase, Precision
 from gnnpred.passes.backward import add_backward
-from gnnpred.passes.batch import rebind_batch
 from gnnpred.passes.canonical import canonicalise
 from gnnpred.passes.precision import lower_precision
+from gnnpred.passes.step import complete_step, lower_forward
 
 logger = logging.getLogger(__name__)
-
-
-def job_of_row(row: MeasurementRow) -> JobSpec:
-    """The job that a measured row ran."""
-    return JobSpec(
-        device=find_device(row.device),
-        precision=Precision(row.precision),
-        batch_size=row.batch_size,
-        phase=Phase(row.phase),
-        optimizer=row.optimizer or "none",
-        memory_format=row.memory_format or "nchw",
-        compiler=row.compiler or "eager",
-        framework=row.framework,
-        framework_version=row.framework_version,
-        activation_rule=ActivationRule(row.activation_rule),
-        tf32_matmul=row.tf32_matmul,
-        host_copy=row.host_copy,
-        data_loader=row.data_loader,
-    )
 
 
 @dataclass(frozen=True)
@@ -70,18 +51,17 @@ class StructureKey:
 
 def build_structure(graph: OpGraph, key: StructureKey) -> GraphStructure:
     """Rebind, lower, differentiate, cost and merge one graph."""
-    bound = rebind_batch(graph, key.batch_size)
-    lowered = lower_precision(
-        bound, key.precision, activation_rule=key.activation_rule, tf32_matmul=key.tf32_matmul
-    )
-    full = add_backward(lowered, phase=key.phase, optimizer=key.optimizer, input_gradient=key.input_gradient)
+    lowered = lower_forward(
+        graph, batch_size=key.batch_size, precision=key.precision, activation_rule=key.activation_rule,
+        tf32_matmul=key.tf32_matmul,
+    )  # fmt: skip
+    full = complete_step(lowered, phase=key.phase, optimizer=key.optimizer, input_gradient=key.input_gradient)
     return graph_structure(full, op_costs(full))
 
 
 def blind_job(job: JobSpec) -> JobSpec:
     """The job as a predictor sees it that knows nothing of precision: everything reads as fp32."""
-    changes = {f.name: getattr(job, f.name) for f in fields(JobSpec)}
-    return JobSpec(**{**changes, "precision": Precision.FP32, "activation_rule": ActivationRule.AUTOCAST, "tf32_matmul": True})
+    return replace(job, precision=Precision.FP32, activation_rule=ActivationRule.AUTOCAST, tf32_matmul=True)
 
 
 def encode_rows(
@@ -102,7 +82,7 @@ def encode_rows(
         if row.graph_id != current:
             current, graph = row.graph_id, canonicalise(load_graph(row.graph_id))
             structures.clear()
-        job = blind_job(job_of_row(row)) if blind else job_of_row(row)
+        job = blind_job(row.job()) if blind else row.job()
         key = StructureKey.of(row, job)
         structure = structures.get(key)
         if structure is None:
@@ -121,7 +101,8 @@ def encode_operator_rows(rows: Sequence[OperatorRow]) -> tuple[list[GraphArrays]
     timed = np.zeros((len(rows), len(COMPONENTS)), np.float32)
     for i, row in enumerate(rows):
         precision = Precision(row.precision)
-        is_backward = row.phase != "fwd"
+        # without a backward pass a dropout is an inference one and runs nothing
+        is_backward = row.phase != "fwd" or row.kind == "dropout"
         phase = Phase.FORWARD_BACKWARD if is_backward else Phase.INFERENCE
         graph = lower_precision(operator_graph(row), precision)
         if is_backward:

@@ -1,0 +1,68 @@
+"""Recipe files: TOML with the fields of :class:`RecipeSettings`, checked field by field."""
+
+import difflib
+import tomllib
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from gnnpred.errors import GnnpredError, UsageError
+from gnnpred.training.experiments import RecipeSettings
+
+_MAX_RECIPE_BYTES = 1 << 20
+
+
+def trainers_folder() -> Path:
+    """Folder of the shipped recipes (in a clone)."""
+    return Path(__file__).parent.parent.parent / "trainers"
+
+
+def find_recipe(name_or_path: str) -> Path:
+    """A recipe by shipped name or by path; raises UsageError naming what there is."""
+    for path in (Path(name_or_path), trainers_folder() / f"{name_or_path}.toml"):
+        if path.is_file():
+            return path
+    names = ", ".join(sorted(p.stem for p in trainers_folder().glob("*.toml") if p.stem != "search_space")) or "none"
+    raise UsageError(f"recipe {name_or_path!r} not found: give a TOML file or a shipped name ({names})")
+
+
+def load_recipe(path: Path) -> RecipeSettings:
+    """Read and check a recipe; a wrong field is named with the nearest right one."""
+    try:
+        if path.stat().st_size > _MAX_RECIPE_BYTES:
+            raise GnnpredError(f"recipe {path} is larger than 1 MiB")
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise GnnpredError(f"cannot read recipe {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise GnnpredError(f"recipe {path} is not valid TOML: {error}") from error
+    return _build(RecipeSettings, content, where=str(path))
+
+
+def _build(kind: type, content: dict[str, Any], *, where: str) -> Any:
+    hints = get_type_hints(kind)
+    names = [field.name for field in fields(kind)]
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        if key not in names:
+            nearest = difflib.get_close_matches(key, names, 1)
+            hint = f", did you mean {nearest[0]!r}?" if nearest else f": fields are {', '.join(names)}"
+            raise GnnpredError(f"{where}: unknown field {key!r}{hint}")
+        expected = hints[key]
+        if is_dataclass(expected):
+            if not isinstance(value, dict):
+                raise GnnpredError(f"{where}: {key} must be a table")
+            values[key] = _build(expected, value, where=f"{where}, [{key}]")
+            continue
+        if expected is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if type(value) is not expected:
+            raise GnnpredError(f"{where}: {key} must be of type {expected.__name__}, got {value!r}")
+        if not isinstance(value, bool) and value < 0:
+            raise GnnpredError(f"{where}: {key} must not be negative, got {value!r}")
+        values[key] = value
+    settings = kind(**values)
+    for name in ("seeds", "device_seeds", "epochs", "graphs_per_batch", "width"):
+        if name in names and getattr(settings, name) < 1:
+            raise GnnpredError(f"{where}: {name} must be at least 1")
+    return settings
