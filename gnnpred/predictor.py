@@ -18,9 +18,6 @@ from gnnpred.memory import estimate_memory_gib
 if TYPE_CHECKING:
     from gnnpred.checkpoint import Checkpoint
 
-# Where the file leaves the batch open and the job names none. Said in a warning, never silent.
-DEFAULT_BATCH_SIZE = 32
-
 _CACHED_GRAPHS = 16  # a 20,000-op graph takes about 50 MB with everything derived from it
 
 
@@ -163,7 +160,12 @@ class Predictor:
     ) -> Prediction:
         """One predicted step; see :func:`predict`."""
         job, job_notes = self._completed(job)
-        graph = model if isinstance(model, OpGraph) else self._read(Path(model), dims or {}, job.batch_size)
+        if isinstance(model, OpGraph):
+            graph = model
+        else:
+            graph = self._read(Path(model), dims or {}, job.batch_size)
+            if graph.batch_size is None:  # the reader's note says that no batch dimension was found
+                job = replace(job, batch_size=None)
         prepared = self._prepare(graph, job)
         times = self.checkpoint.predict(prepared.graph, prepared.costs, job)
         return _assemble(

@@ -24,7 +24,7 @@ _COMPILERS = {"": "eager", "graph": "eager", "none": "eager", "compile": "torch_
               "tensorrt": "xla"}  # fmt: skip
 
 _HOST_COPY = re.compile(r"copied h2d|h2d copy|host[- ]to[- ]device|from host|cpu-resident|includes? h2d")
-_DATA_LOADER = re.compile(r"real data|data loader[- ]bound|data=real|real input pipeline")
+_DATA_LOADER = re.compile(r"real data|data=(?!syn)|data[- ]loader[- ]bound")
 _ALL_HALF = re.compile(
     r"apex[_ -]?o2|\bopt[_ -]?level[ =:_-]*o2|\bo2\b|use_fp16|pure[_ -]?fp16|fp32 master weights|fp32 variables"
 )

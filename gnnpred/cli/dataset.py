@@ -18,8 +18,8 @@ def _dataset(context: typer.Context) -> None:
 
 @dataset_app.command()
 def build(
-    source: Annotated[
-        Path, typer.Option("--source", metavar="FOLDER", help="The published measurement tables.")
+    shared: Annotated[
+        Path, typer.Option("--shared", metavar="FOLDER", help="The published measurement tables.")
     ] = Path("../shared/data"),
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where rows and graphs go.")] = Path("datasets"),
     work: Annotated[
@@ -42,7 +42,7 @@ def build(
         from gnnpred.corpus.build import build_dataset
 
         report = build_dataset(
-            source, out, jobs=jobs, limit=limit, resume=resume, phases=phases, work=work, show_progress=not as_json
+            shared, out, jobs=jobs, limit=limit, resume=resume, phases=phases, work=work, show_progress=not as_json
         )
     if as_json:
         import json
@@ -52,7 +52,7 @@ def build(
         return
     typer.echo(
         f"{report.num_rows:,} rows, {report.num_graphs:,} graphs in {out}: {report.num_training_rows:,} training or "
-        f"forward+backward rows on {report.num_training_devices} GPU types, {report.num_inference_rows:,} inference rows"
+        f"forward+backward rows on {report.num_training_devices} GPU types, {report.num_inference_rows:,} of inference"
     )
     for reason, count in sorted(report.excluded_by_reason.items(), key=lambda item: -item[1]):
         typer.echo(f"  {count:7,} left out: {reason}")

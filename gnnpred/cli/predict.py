@@ -82,7 +82,7 @@ def _print_panel(prediction: "Prediction", *, device_was_chosen: bool, batch_was
         parts.append(Text())
         parts += [Text(f"! {plain(warning)}", style="yellow") for warning in prediction.warnings]
     name = plain(Path(prediction.model).name) or "model"
-    console().print(Panel(Group(*parts), title=Text(name), title_align="left", expand=False, padding=(1, 2)))
+    console(min_width=120).print(Panel(Group(*parts), title=Text(name), title_align="left", expand=False, padding=(1, 2)))
 
 
 def _summary_table(prediction: "Prediction", *, device_was_chosen: bool, batch_was_chosen: bool):
@@ -147,6 +147,6 @@ def _ops_table(prediction: "Prediction"):
             shape_text(op.output_shapes[0]) if op.output_shapes else "",
             scaled(op.flops) if op.flops else "",
             scaled(op.bytes_moved),
-            plain(op.name)[-28:],
+            plain(op.name)[-40:],
         )
     return table

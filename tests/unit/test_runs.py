@@ -126,6 +126,8 @@ def test_a_half_model_over_fp32_masters_is_mixed_with_half_activations():
         ("CPU-resident dummy data copied each step", True, False),
         ("input resident on GPU", False, False),
         ("real data loaders, per-step mean", False, True),
+        ("data=dali-cpu;runs=1", False, True),
+        ("data=syntetic;runs=1", False, False),
         ("synthetic data", False, False),
     ],
 )

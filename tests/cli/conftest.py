@@ -1,0 +1,44 @@
+"""Commands run in this process through their arguments; the network is a roofline that can be checked by hand."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from gnnpred.cli import run
+from tests.helpers.onnx_files import save, small_cnn
+from tests.helpers.roofline import RooflineCheckpoint
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    def is_one_error_line(self) -> bool:
+        return self.err.startswith("error: ") and self.err.count("\n") == 1 and "Traceback" not in self.err + self.out
+
+
+@pytest.fixture
+def gnnpred(capsys, monkeypatch):
+    """``gnnpred("predict", path, ...)`` -> code, stdout, stderr."""
+    monkeypatch.setattr("gnnpred.checkpoint.load_checkpoint", lambda name=None: RooflineCheckpoint())
+
+    def call(*arguments: object) -> Outcome:
+        capsys.readouterr()
+        code = run([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def cnn(tmp_path):
+    return save(small_cnn(), tmp_path, "cnn.onnx")
