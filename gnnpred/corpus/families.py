@@ -10,7 +10,7 @@ import re
 
 # (family, pattern on the name without its library), first match wins
 _PATTERNS: tuple[tuple[str, str], ...] = (
-    ("inception", r"inception_resnet|adv_inception|ens_adv_inception|inception|googlenet|gluon_inception"),
+    ("inception", r"inception(?!_next)|googlenet"),
     ("nfnet", r"nf_|dm_nf|nfnet|eca_nfnet"),
     ("regnet", r"regnet"),
     ("repvgg", r"repvgg|mobileone|repghost|fastvit|mobileclip|repvit"),
@@ -21,12 +21,12 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
      r"efficientformer|levit|mobilevit|tiny_vit|efficientvit|ghostvit|starnet|fasternet|shvit|swiftformer|vitamin|cait"),
     ("vit", r"vit|deit|beit|eva|flexivit|aimv2|samvit|naflexvit|naflex|dinov|siglip|clip"),
     ("mixer", r"mixer|resmlp|gmlp|gmixer|sequencer"),
-    ("mobile", r"efficientnet|mobilenet|mnasnet|mnas|fbnet|spnasnet|mixnet|tinynet|lcnet|hardcorenas|rexnet|ghostnet|"
-     r"tf_mixnet|mobiledet|test_efficientnet|cs3mobile|efficientnetv2|atomnas"),
+    ("mobile", r"efficientnet|mobilenet|mnas|semnas|fbnet|spnasnet|mixnet|tinynet|lcnet|hardcorenas|rexnet|ghostnet|"
+     r"tf_mixnet|mobiledet|atomnas"),
     ("resnet", r"resnet|resnext|senet|seresne|sknet|skres|resnest|res2net|res2next|botnet|halonet|lambda_res|eca_|"
-     r"ecares|gernet|bat_res|sebotnet|sehalonet|lamhalobotnet|haloregnetz|gcres|eca_botnext|ssd300|bit_|legacy_se|"
-     r"wide_res|ese_res|test_byobnet|test_resnet|aimnet"),
-    ("csp", r"cspres|cspdark|darknet|yolo|cs3|dla|selecsls"),
+     r"ecares|gernet|bat_res|sebotnet|halo2botnet|sehalonet|lamhalobotnet|haloregnetz|gcres|eca_botnext|ssd300|bit_|legacy_se|"
+     r"wide_res|preact_res|tresnet"),
+    ("csp", r"cspres|sedarknet|cspdark|darknet|yolo|cs3|dla|selecsls"),
     ("vgg", r"vgg"),
     ("alexnet", r"alexnet|overfeat"),
     ("densenet", r"densenet"),
@@ -37,37 +37,33 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("hrnet", r"hrnet"),
     ("vovnet", r"vovnet|hardnet|pelee"),
     ("xception", r"xception"),
-    ("nasnet", r"nasnet"),
+    ("nasnet", r"nasnet|pnasnet"),
     ("hgnet", r"hgnet"),
     ("unet", r"unet|vnet|deeplab|fcn"),
-    ("bert", r"bert|electra"),
+    ("bert", r"bert|distilbert|electra"),
     ("gpt", r"gpt|opt|llama|bloom"),
     ("lstm", r"lstm|gnmt"),
     ("waveglow", r"waveglow"),
 )  # fmt: skip
-_COMPILED = tuple((family, re.compile(pattern)) for family, pattern in _PATTERNS)
+# a pattern starts a word: "nest" is in "jx_nest", not in "resnest"
+_COMPILED = tuple((family, re.compile(rf"(?:^|_)(?:{pattern})")) for family, pattern in _PATTERNS)
 # names whose block is not what the pattern order would say
 _EXCEPTIONS = {
     "cspresnet": "csp",
     "cspresnext": "csp",
     "tresnet": "resnet",
-    "resnetv2": "resnet",
+    "resnet": "resnet",
     "nest": "pyramid_vit",
 }
 
 
 def family_of(source: str) -> str:
     """Family of a model source such as ``timm:resnet50`` or ``hf:BertForQuestionAnswering?...``."""
-    library, _, name = source.partition(":")
+    name = source.partition(":")[2]
     name = name.split("?")[0].split(".")[0].lower()
     for prefix, family in _EXCEPTIONS.items():
         if name.startswith(prefix):
             return family
-    if library == "hf":
-        for family in ("bert", "gpt"):
-            pattern = dict(_COMPILED)[family]
-            if pattern.search(name):
-                return family
     for family, pattern in _COMPILED:
         if pattern.search(name):
             return family

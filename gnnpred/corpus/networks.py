@@ -334,8 +334,9 @@ class YOLOv3(nn.Module):
             in_channels = 1024 if level == 0 else width * 3
             self.necks.append(
                 nn.Sequential(
-                    _leaky_conv(in_channels, width, 1), _leaky_conv(width, width * 2, 3), _leaky_conv(width * 2, width, 1),
-                    _leaky_conv(width, width * 2, 3), _leaky_conv(width * 2, width, 1),
+                    _leaky_conv(in_channels, width, 1), _leaky_conv(width, width * 2, 3),
+                    _leaky_conv(width * 2, width, 1), _leaky_conv(width, width * 2, 3),
+                    _leaky_conv(width * 2, width, 1),
                 )
             )  # fmt: skip
             self.heads.append(nn.Sequential(_leaky_conv(width, width * 2, 3), nn.Conv2d(width * 2, out, 1)))

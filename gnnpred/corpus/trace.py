@@ -44,7 +44,12 @@ _VIEW_KINDS = {
 _TRANSPOSES = ("permute", "transpose", "t", "numpy_T", "movedim")
 _UNARY_KINDS = {
     name: name
-    for name in ["relu", "silu", "mish", "hardswish", "hardsigmoid", "sigmoid", "tanh", "softplus", "exp", "log", "sqrt", "rsqrt", "reciprocal", "neg", "abs", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "floor", "ceil", "round", "trunc", "selu", "logical_not", "isnan", "isinf", "bitwise_not", "square", "sign", "threshold", "tril", "flip"]
+    for name in (
+        "relu", "silu", "mish", "hardswish", "hardsigmoid", "sigmoid", "tanh", "softplus", "exp", "log", "sqrt",
+        "rsqrt", "reciprocal", "neg", "abs", "erf", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
+        "asinh", "acosh", "atanh", "floor", "ceil", "round", "trunc", "selu", "logical_not", "isnan", "isinf",
+        "bitwise_not", "square", "sign", "threshold", "tril", "flip",
+    )
 } | {
     "relu6": "relu6", "elu": "elu", "celu": "celu", "leaky_relu": "leaky_relu", "rrelu_with_noise": "leaky_relu",
     "log_sigmoid_forward": "softplus", "sgn": "sign", "expm1": "exp", "log1p": "log", "log2": "log",
@@ -69,7 +74,8 @@ _REDUCTION_KINDS = {
 }  # fmt: skip
 _MOVEMENT_KINDS = {
     "constant_pad_nd": "pad", "reflection_pad1d": "pad", "reflection_pad2d": "pad", "reflection_pad3d": "pad",
-    "replication_pad1d": "pad", "replication_pad2d": "pad", "replication_pad3d": "pad", "pixel_shuffle": "pixel_shuffle",
+    "replication_pad1d": "pad", "replication_pad2d": "pad", "replication_pad3d": "pad",
+    "pixel_shuffle": "pixel_shuffle",
     "pixel_unshuffle": "pixel_shuffle", "channel_shuffle": "pixel_shuffle", "native_channel_shuffle": "pixel_shuffle",
     "roll": "roll", "repeat": "tile", "tile": "tile", "im2col": "im2col", "col2im": "col2im", "one_hot": "one_hot",
     "index_select": "gather", "take": "gather", "gather": "gather_elements", "scatter": "scatter",
@@ -83,7 +89,13 @@ _MOVEMENT_KINDS = {
 }  # fmt: skip
 # Ops that make a tensor from nothing but its arguments' shapes: their results are constants.
 _CREATION_OPS = frozenset(
-    ["empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full", "full_like", "new_full", "arange", "linspace", "eye", "rand", "rand_like", "randn", "randn_like", "randint", "randperm", "randint_like", "bernoulli", "uniform", "normal", "scalar_tensor", "_efficientzerotensor", "empty_permuted", "tril_indices", "triu_indices", "hann_window", "exponential", "geometric", "resize"]
+    (
+        "empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like", "zeros", "zeros_like",
+        "new_zeros", "ones", "ones_like", "new_ones", "full", "full_like", "new_full", "arange", "linspace", "eye",
+        "rand", "rand_like", "randn", "randn_like", "randint", "randperm", "randint_like", "bernoulli", "uniform",
+        "normal", "scalar_tensor", "_efficientzerotensor", "empty_permuted", "tril_indices", "triu_indices",
+        "hann_window", "exponential", "geometric", "resize",
+    )
 )  # fmt: skip
 
 
