@@ -65,6 +65,21 @@ class FlatRows:
         with np.load(path, allow_pickle=False) as stored:
             return cls(**{name: stored[name] for name in stored.files})
 
+    def arrays_of(self, row: int) -> GraphArrays:
+        """One row as the checkpoint takes it."""
+        nodes = slice(self.node_start[row], self.node_start[row + 1])
+        return GraphArrays(
+            node_features=self.node_features[nodes],
+            kind_idx=self.kind_idx[nodes],
+            physics_ms=self.physics_ms[nodes],
+            count=self.count[nodes],
+            in_edges=self.in_edges[:, self.in_start[row] : self.in_start[row + 1]].astype(np.int64),
+            out_edges=self.out_edges[:, self.out_start[row] : self.out_start[row + 1]].astype(np.int64),
+            globals=self.globals[row],
+            host_launches=float(self.host_launches[row]),
+            host_copy_ms=float(self.host_copy_ms[row]),
+        )
+
     def batch(self, row_idx: np.ndarray, *, specs_known: np.ndarray) -> GraphBatch:
         """The rows of that order as one batch. row_idx (B,) int64, specs_known (B,) float."""
         nodes, sizes = _ranges(self.node_start, row_idx)

@@ -1,0 +1,216 @@
+"""What the commands train and evaluate run: corpus, networks, checkpoint, error table."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gnnpred.errors import GnnpredError, UsageError
+from gnnpred.features import GLOBAL_FEATURE_NAMES, KIND_IDX, GraphArrays
+from gnnpred.training.evaluate import TRACKS, TrackResult, conformal_intervals, results_table, run_track
+from gnnpred.training.experiments import (
+    Corpus,
+    Fold,
+    RecipeSettings,
+    folds_of,
+    load_corpus,
+    load_weights,
+    train_folds,
+)
+from gnnpred.training.plots import write_parity_plots
+from gnnpred.training.release import write_checkpoint
+from gnnpred.training.report import write_report
+
+# What most timed rows of one-step training ran; a user who knows better says so.
+DEFAULT_FRAMEWORK_VERSION = "2.1"
+ERRORS_FILE = "errors.json"
+INTERVALS_FILE = "intervals.json"
+_RANGE_FEATURES = ("log_batch", "log_physics_ms", "log_launches")
+
+Progress = Callable[[str, int, int], None]
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    pass
+
+
+def _jobs(folds: Sequence[Fold], seeds: int) -> list[tuple[Fold, int]]:
+    return [(fold, seed) for seed in range(seeds) for fold in folds]
+
+
+def _train(
+    corpus: Corpus, jobs: list[tuple[Fold, int]], settings: RecipeSettings, folder: Path, workers: int, what: str,
+    on_progress: Progress,
+) -> None:  # fmt: skip
+    done = 0
+    on_progress(what, 0, len(jobs))
+
+    def count(fold: Fold, seed: int) -> None:
+        nonlocal done
+        done += 1
+        on_progress(what, done, len(jobs))
+
+    train_folds(corpus, jobs, settings, folder, num_workers=workers, on_done=count)
+
+
+def train_checkpoint(
+    name: str,
+    settings: RecipeSettings,
+    *,
+    datasets: Path,
+    out: Path,
+    work: Path,
+    num_workers: int = 2,
+    on_progress: Progress = _silent,
+) -> None:
+    """Train the ensemble on all rows and write the checkpoint folder.
+
+    Intervals are those that ``evaluate`` calibrated on held-out groups (``intervals.json`` in ``out``); without
+    them the checkpoint cannot say how sure it is, so evaluation comes first.
+    """
+    intervals_path = out / INTERVALS_FILE
+    if not intervals_path.is_file():
+        raise GnnpredError(
+            f"{intervals_path} is missing: run `gnnpred evaluate --recipe {name} --retrain` first, which calibrates "
+            "the intervals on held-out groups"
+        )
+    intervals = json.loads(intervals_path.read_text(encoding="utf-8"))
+    started = time.time()
+    corpus = _load(datasets, settings, work, num_workers, on_progress)
+    (fold,) = folds_of(corpus, "final")
+    folder = work / f"{name}-{_settings_digest(settings)}"
+    _train(corpus, _jobs([fold], settings.seeds), settings, folder, num_workers, "networks", on_progress)
+    members = [load_weights(folder / fold.file_name(seed), settings.train) for seed in range(settings.seeds)]
+    training = ~corpus.is_inference
+    ranges = {
+        feature: tuple(np.quantile(corpus.aware.globals[training, GLOBAL_FEATURE_NAMES.index(feature)], (0.001, 0.999)))
+        for feature in _RANGE_FEATURES
+    }
+    for feature in GLOBAL_FEATURE_NAMES:
+        if feature.startswith("precision_"):
+            column = corpus.aware.globals[:, GLOBAL_FEATURE_NAMES.index(feature)]
+            ranges[feature] = (float(column.min()), float(column.max()))
+    kinds = {kind for kind, i in KIND_IDX.items() if np.any(corpus.aware.kind_idx == i)}
+    write_checkpoint(
+        out,
+        name=name,
+        members=members,
+        golden=_golden(corpus),
+        known_kinds=sorted(kinds),
+        devices=sorted(set(corpus.devices)),
+        global_ranges=ranges,
+        interval_log=intervals,
+        default_framework_version=DEFAULT_FRAMEWORK_VERSION,
+        details={
+            "training_rows": int(training.sum()),
+            "inference_rows": int(corpus.is_inference.sum()),
+            "operator_rows": len(corpus.operator_rows),
+            "graphs": len({row.graph_id for row in corpus.rows}),
+            "settings": asdict(settings),
+            "training_minutes": round((time.time() - started) / 60, 1),
+        },
+    )
+
+
+def _settings_digest(settings: RecipeSettings) -> str:
+    import hashlib
+
+    return hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode()).hexdigest()[:10]
+
+
+def _golden(corpus: Corpus) -> dict[str, tuple[GraphArrays, bool]]:
+    """Small examples: the row with the fewest nodes of fp32 and of mixed, specification known and hidden."""
+    sizes = np.diff(corpus.aware.node_start)
+    golden = {}
+    for precision, known in (("fp32", True), ("mixed", True), ("fp32", False)):
+        candidates = np.flatnonzero((corpus.precisions == precision) & ~corpus.is_inference & (sizes >= 15))
+        if len(candidates):
+            row = int(candidates[np.argmin(sizes[candidates])])
+            golden[f"{corpus.rows[row].model} {precision}{'' if known else ', unseen device'}"] = (
+                corpus.aware.arrays_of(row),
+                known,
+            )
+    return golden
+
+
+def _load(datasets: Path, settings: RecipeSettings, work: Path, workers: int, on_progress: Progress) -> Corpus:
+    return load_corpus(
+        datasets,
+        settings,
+        cache=work / "encoded",
+        num_workers=workers,
+        on_row=lambda done, total: on_progress("rows encoded", done, total),
+    )
+
+
+def evaluate_recipe(
+    name: str,
+    settings: RecipeSettings,
+    *,
+    datasets: Path,
+    folds: Path,
+    out: Path,
+    work: Path,
+    tracks: Sequence[str] | None = None,
+    retrain: bool = False,
+    num_workers: int = 2,
+    on_progress: Progress = _silent,
+) -> dict[str, Any]:
+    """Score the kept fold networks (trained first where ``retrain``) and write table, intervals, report and plots."""
+    for track in tracks or ():
+        if track not in TRACKS:
+            raise UsageError(f"unknown track {track!r}: choose among {', '.join(TRACKS)}")
+    corpus = _load(datasets, settings, work, num_workers, on_progress)
+    if retrain:
+        for file in folds.glob("*.safetensors"):
+            if tracks is None or any(file.name.startswith(f"{track}-") for track in tracks):
+                # a network of this very recipe and corpus is kept, so that a killed run goes on
+                if file.stat().st_mtime < _started_file(folds, settings).stat().st_mtime:
+                    file.unlink()
+        for track in tracks or TRACKS:
+            jobs = _jobs(list(folds_of(corpus, track)), settings.seeds_of(track))
+            _train(corpus, jobs, settings, folds, num_workers, f"networks, {track}", on_progress)
+        _started_file(folds, settings).unlink(missing_ok=True)
+    results: dict[str, TrackResult] = {}
+    for track in tracks or TRACKS:
+        fold_list = list(folds_of(corpus, track))
+        done = 0
+        on_progress(f"scoring, {track}", 0, len(fold_list))
+
+        def count(fold: Fold, track: str = track, total: int = len(fold_list)) -> None:
+            nonlocal done
+            done += 1
+            on_progress(f"scoring, {track}", done, total)
+
+        results[track] = run_track(
+            corpus, track, settings, folds, with_baselines=not track.startswith("blind"), on_fold=count
+        )
+    table = results_table(results, corpus)
+    if tracks is None:
+        out.mkdir(parents=True, exist_ok=True)
+        _write_json(out / ERRORS_FILE, table)
+        intervals = conformal_intervals(results["family"], corpus)
+        intervals["unseen_device"] = conformal_intervals(results["device"], corpus)["all"]
+        _write_json(out / INTERVALS_FILE, intervals)
+        write_report(out, table, name=name)
+        write_parity_plots(out, results, corpus)
+    return table
+
+
+def _started_file(folds: Path, settings: RecipeSettings) -> Path:
+    """Marks when a retraining began: networks newer than it are finished work."""
+    folds.mkdir(parents=True, exist_ok=True)
+    path = folds / f".retraining-{_settings_digest(settings)}"
+    if not path.exists():
+        path.touch()
+    return path
+
+
+def _write_json(path: Path, content: Any) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
