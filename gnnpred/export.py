@@ -32,7 +32,7 @@ EXPORTERS = ("dynamo", "torchscript")
 # this batch baked in can be re-bound to any other.
 PRIME_BATCH = 1009
 ABSENT_WEIGHTS_FILE = "weights_not_exported.bin"
-_MAX_FOLDED_ELEMENTS = 1024  # shape arithmetic is tiny; anything larger is data and stays
+_MAX_FOLDED_ELEMENTS = 8192  # shape arithmetic is tiny; anything larger is data and stays
 _MAX_KEPT_INTEGERS = 1024  # integer constants up to this many elements keep their values (pads, axes)
 _MAX_KEPT_FLOATS = 64  # and float constants (scales, epsilons)
 _MAX_TORCHSCRIPT_BYTES = 2**31  # one protobuf message
@@ -306,11 +306,23 @@ def _clean(model: "ir.Model") -> "ir.Model":
             output_size_limit=_MAX_FOLDED_ELEMENTS,
             should_fold=should_fold,
         )(model)
+        _drop_zero_biases(model, weights)
         common_passes.IdentityEliminationPass()(model)
         common_passes.RemoveUnusedNodesPass()(model)
         common_passes.RemoveUnusedFunctionsPass()(model)
     _drop_weights_and_metadata(model)
     return model
+
+
+def _drop_zero_biases(model: "ir.Model", weights: set[int]) -> None:
+    """The exporter gives every convolution a bias; where the model has none it is a constant zero."""
+    for node in model.graph.all_nodes():
+        if node.op_type not in ("Conv", "ConvTranspose") or len(node.inputs) < 3:
+            continue
+        bias = node.inputs[2]
+        value = bias.const_value if bias is not None and id(bias) not in weights else None
+        if value is not None and _has_data(value) and not value.numpy().any():
+            node.resize_inputs(2)
 
 
 def _drop_weights_and_metadata(model: "ir.Model") -> None:

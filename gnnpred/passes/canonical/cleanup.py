@@ -1,0 +1,248 @@
+"""Ops that nothing runs, one spelling per op, and slices that together are one split."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gnnpred.graph import DType, Role
+from gnnpred.passes.canonical.editor import GraphEditor
+from gnnpred.passes.canonical.matching import near, split_scalar
+
+_EXPORTERS_CONSTANT = re.compile(r"val_\d+")  # how the dynamo exporter names what it made up itself
+_HALF_TYPES = (DType.FP16, DType.BF16)
+
+
+def drop_no_ops(editor: GraphEditor) -> None:
+    """Remove identities, dropout that drops nothing, whole slices, casts between floats and random constants."""
+    _store_floats_as_fp32(editor)
+    _make_random_constant(editor)
+    for op_idx, op in enumerate(editor.ops):
+        if op is None or not op.inputs or not op.outputs:
+            continue
+        source, result = op.inputs[0], op.outputs[0]
+        same_shape = editor.shape(source) == editor.shape(result)
+        same_type = editor.tensors[source].dtype is editor.tensors[result].dtype
+        useless = (
+            op.kind == "identity"
+            or (op.kind == "dropout" and op.attributes.get("ratio") == 0)
+            or (op.kind == "cast" and same_type)
+            or (op.kind in ("view", "expand", "slice", "pad") and same_shape and same_type and len(op.inputs) == 1)
+            # exporters guard softmax against rows that are masked whole
+            or (op.kind == "where" and _guards_against_nan(editor, op.inputs))
+        )
+        if useless:
+            if op.kind == "where":
+                condition = editor.producer_op(op.inputs[0], "isnan")
+                assert condition is not None
+                source = condition.inputs[0]
+            editor.bypass(op_idx, source)
+
+
+def _guards_against_nan(editor: GraphEditor, inputs: Sequence[int]) -> bool:
+    if len(inputs) != 3:
+        return False
+    condition = editor.producer_op(inputs[0], "isnan")
+    return condition is not None and condition.inputs[0] in inputs[1:]
+
+
+def _store_floats_as_fp32(editor: GraphEditor) -> None:
+    """Half-precision storage in a file says how it was converted, not how the job runs: precision is the job's."""
+    if not any(spec.dtype in _HALF_TYPES for spec in editor.tensors):
+        return
+    for tensor, spec in enumerate(editor.tensors):
+        if spec.dtype in _HALF_TYPES:
+            editor.tensors[tensor] = replace(spec, dtype=DType.FP32)
+    editor.notes.append(
+        "the file stores half-precision tensors; they are read as the model, and the job's precision decides the types"
+    )
+
+
+def _make_random_constant(editor: GraphEditor) -> None:
+    """Random draws (drop path, noise) get no gradient; drop what computes with nothing else."""
+    for op_idx in editor.positions("random"):
+        op = editor.ops[op_idx]
+        if op is None:
+            continue
+        waiting = [op_idx]
+        while waiting:
+            current = editor.ops[waiting.pop()]
+            if current is None or any(editor.role(tensor) is not Role.CONSTANT for tensor in current.inputs):
+                continue
+            for tensor in current.outputs:
+                if not editor.is_graph_output(tensor):
+                    editor.tensors[tensor] = replace(editor.tensors[tensor], role=Role.CONSTANT)
+                    waiting.extend(editor.readers[tensor])
+    for op_idx, op in enumerate(editor.ops):
+        if op is not None and all(editor.role(tensor) is Role.CONSTANT for tensor in op.outputs):
+            editor.forget(op_idx)
+
+
+def unify_spellings(editor: GraphEditor) -> None:
+    """One kind and one set of attributes for what exporters and frameworks spell in several ways."""
+    for op_idx, op in enumerate(editor.ops):
+        if op is None:
+            continue
+        match op.kind:
+            case "square":
+                editor.replace_op(op_idx, "pow_scalar", op.inputs, {"exponent": 2})
+            case "pow":
+                exponent = editor.number(op.inputs[1]) if len(op.inputs) == 2 else None
+                if exponent is not None:
+                    editor.replace_op(op_idx, "pow_scalar", op.inputs[:1], {"exponent": exponent})
+            case "hardtanh" | "clamp":
+                _unify_clamp(editor, op_idx)
+            case "maximum" | "minimum":
+                _unify_extremum(editor, op_idx)
+            case "reciprocal" | "div":
+                _unify_reciprocal(editor, op_idx)
+            case "transpose" if "perm" not in op.attributes and "axes" in op.attributes:
+                editor.replace_op(op_idx, "transpose", op.inputs, {"perm": tuple(op.attributes["axes"])})
+            case "conv" | "conv_transpose" if len(op.inputs) > 2 and _is_zero_bias(editor, op.inputs[2]):
+                editor.set_inputs(op_idx, op.inputs[:2])
+            case "linear":
+                _read_weight_itself(editor, op_idx)
+    for op_idx in editor.positions("reduce_l2", "sqrt"):
+        _unify_l2(editor, op_idx)
+    for op_idx in editor.positions("concat"):
+        _find_roll(editor, op_idx)
+
+
+def _is_zero_bias(editor: GraphEditor, bias: int) -> bool:
+    """The dynamo exporter gives every convolution a bias: a constant of zeros where the model has none."""
+    spec = editor.tensors[bias]
+    if spec.role is Role.CONSTANT:
+        return True
+    values = spec.value if isinstance(spec.value, tuple) else (spec.value,)
+    return _EXPORTERS_CONSTANT.fullmatch(spec.name) is not None and (spec.value is None or not any(values))
+
+
+def _unify_clamp(editor: GraphEditor, op_idx: int) -> None:
+    op = editor.ops[op_idx]
+    assert op is not None
+    low, high = op.attributes.get("min"), op.attributes.get("max")
+    if low == 0 and high == 6:
+        editor.replace_op(op_idx, "relu6", op.inputs[:1])
+    elif op.kind == "hardtanh":
+        editor.replace_op(op_idx, "clamp", op.inputs, op.attributes)
+
+
+def _unify_extremum(editor: GraphEditor, op_idx: int) -> None:
+    """max(x, number) is a clamp (and relu where the number is 0 stays a clamp: one pass either way)."""
+    op = editor.ops[op_idx]
+    assert op is not None
+    scalar = split_scalar(editor, op)
+    if scalar is None:
+        return
+    source, limits = scalar[0], {"min" if op.kind == "maximum" else "max": scalar[1]}
+    inner = editor.producer_op(source, "clamp")
+    if inner is not None and editor.is_private(source) and not inner.attributes.keys() & limits.keys():
+        source, limits = inner.inputs[0], {**inner.attributes, **limits}
+    editor.replace_op(op_idx, "clamp", (source,), limits)
+    _unify_clamp(editor, op_idx)
+
+
+def _unify_reciprocal(editor: GraphEditor, op_idx: int) -> None:
+    op = editor.ops[op_idx]
+    assert op is not None
+    source = op.inputs[0]
+    if op.kind == "div":
+        if not near(editor.number(op.inputs[0]), 1.0):
+            return
+        source = op.inputs[1]
+    root = editor.producer_op(source, "sqrt")
+    if root is not None and editor.is_private(source):
+        editor.replace_op(op_idx, "rsqrt", root.inputs)
+    elif op.kind == "div":
+        editor.replace_op(op_idx, "reciprocal", (source,))
+
+
+def _unify_l2(editor: GraphEditor, op_idx: int) -> None:
+    """sqrt(sum(x * x)) is one norm reduction."""
+    op = editor.ops[op_idx]
+    if op is None or op.kind != "sqrt":
+        return
+    total = editor.producer_op(op.inputs[0], "reduce_sum")
+    if total is None or not editor.is_private(op.inputs[0]):
+        return
+    square = editor.producer_op(total.inputs[0], "pow_scalar", "mul")
+    if square is None or not editor.is_private(total.inputs[0]):
+        return
+    if square.kind == "pow_scalar" and square.attributes.get("exponent") != 2:
+        return
+    if square.kind == "mul" and len(set(square.inputs)) != 1:
+        return
+    editor.replace_op(op_idx, "reduce_l2", square.inputs[:1], total.attributes)
+
+
+def _read_weight_itself(editor: GraphEditor, op_idx: int) -> None:
+    """A linear reads its parameter, not a transposed view of it."""
+    op = editor.ops[op_idx]
+    assert op is not None
+    weight = op.inputs[1]
+    source = weight
+    while (view := editor.producer_op(source, "transpose", "view", "identity")) is not None and len(view.inputs) == 1:
+        source = view.inputs[0]
+    if source != weight and editor.role(source) is Role.PARAMETER:
+        editor.set_inputs(op_idx, (op.inputs[0], source, *op.inputs[2:]))
+
+
+def _sliced_axis(editor: GraphEditor, op_idx: int) -> int | None:
+    """The one axis that a slice cuts without steps, None for anything else."""
+    op = editor.ops[op_idx]
+    if op is None or op.kind != "slice":
+        return None
+    axes = op.attributes.get("axes", (op.attributes["axis"],) if "axis" in op.attributes else ())
+    if len(axes) != 1 or any(step != 1 for step in op.attributes.get("steps", ())):
+        return None
+    return axes[0]
+
+
+def _slice_size(editor: GraphEditor, op_idx: int, axis: int) -> int:
+    op = editor.ops[op_idx]
+    assert op is not None
+    whole, part = editor.shape(op.inputs[0]), editor.shape(op.outputs[0])
+    return part[axis] if len(part) == len(whole) else 1
+
+
+def _find_roll(editor: GraphEditor, op_idx: int) -> None:
+    """Two parts of a tensor in swapped order are a roll; rolls of one tensor along several axes are one kernel."""
+    op = editor.ops[op_idx]
+    if op is None or len(op.inputs) != 2:
+        return
+    axis = op.attributes.get("axis")
+    parts = [editor.producer[tensor] for tensor in op.inputs]
+    if any(part < 0 or _sliced_axis(editor, part) != axis for part in parts):
+        return
+    assert axis is not None
+    ops = [editor.ops[part] for part in parts]
+    source = ops[0].inputs[0] if ops[0] is not None else -1
+    if ops[0] is None or ops[1] is None or ops[1].inputs[0] != source or parts[0] == parts[1]:
+        return
+    if editor.shape(source) != editor.shape(op.outputs[0]):
+        return
+    starts = [part.attributes.get("starts", (None,))[0] for part in ops if part is not None]
+    if None not in starts and starts[0] <= starts[1]:
+        return
+    inner = editor.producer_op(source, "roll")
+    axes = (axis,)
+    private = set(editor.readers[source]) == set(parts)
+    if inner is not None and private and not editor.is_graph_output(source):
+        axes = (*inner.attributes.get("axes", ()), axis)
+        source = inner.inputs[0]
+    editor.replace_op(op_idx, "roll", (source,), {"axes": axes})
+
+
+def merge_slices(editor: GraphEditor) -> None:
+    """Slices that together make up a tensor are one split: chunk, unbind and indexing all mean the same views."""
+    for tensor in range(len(editor.tensors)):
+        if len(editor.readers[tensor]) < 2 or not editor.depends_on_data(tensor):
+            continue
+        by_axis: dict[int, list[int]] = {}
+        for op_idx in editor.readers[tensor]:
+            axis = _sliced_axis(editor, op_idx)
+            if axis is not None:
+                by_axis.setdefault(axis, []).append(op_idx)
+        for axis, op_idxs in by_axis.items():
+            sizes = [_slice_size(editor, op_idx, axis) for op_idx in op_idxs]
+            if len(op_idxs) > 1 and sum(sizes) == editor.shape(tensor)[axis]:
+                editor.merge_ops(op_idxs, "split", (tensor,), {"axis": axis})
