@@ -45,7 +45,8 @@ def report_lines(table: dict[str, Any]) -> list[str]:
             lines.append(f"90 % interval, calibrated on the other folds: covers {entry['interval_coverage']:.1%}.")
         if "median_over_devices_of_mape_pct" in entry:
             lines.append(
-                f"Median over {entry['num_devices']} GPUs of their MAPE: {entry['median_over_devices_of_mape_pct']:.1f} %."
+                f"Median over {entry['num_devices']} GPUs of their MAPE: "
+                f"{entry['median_over_devices_of_mape_pct']:.1f} %."
             )
         if track in ("family", "architecture", "device"):
             lines += ["", format_rows(entry["by_device"].items(), first="GPU"), ""]
@@ -76,9 +77,9 @@ def write_report(folder: Path, table: dict[str, Any], *, name: str) -> Path:
         f"# Checkpoint `{name}`: errors on held-out rows",
         "",
         "Relative error of the predicted against the measured step time, in per cent; bias is the mean of predicted / "
-        "measured - 1 (positive: predicts too slow). All single-GPU training and forward+backward rows that are neither "
-        "repeats, nor superseded, nor flagged by their source; every row is predicted by networks that saw nothing of "
-        "its group. Made by `gnnpred evaluate`.",
+        "measured - 1 (positive: predicts too slow). All single-GPU training and forward+backward rows that are "
+        "neither repeats, nor superseded, nor flagged by their source; every row is predicted by networks that saw "
+        "nothing of its group. Made by `gnnpred evaluate`.",
         "",
         "![unseen architecture](parity-architecture.png)",
         "![unseen family](parity-family.png)",

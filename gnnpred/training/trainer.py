@@ -166,11 +166,11 @@ def evaluate_recipe(
             raise UsageError(f"unknown track {track!r}: choose among {', '.join(TRACKS)}")
     corpus = _load(datasets, settings, work, num_workers, on_progress)
     if retrain:
+        began = _started_file(folds, settings).stat().st_mtime
         for file in folds.glob("*.safetensors"):
-            if tracks is None or any(file.name.startswith(f"{track}-") for track in tracks):
-                # a network of this very recipe and corpus is kept, so that a killed run goes on
-                if file.stat().st_mtime < _started_file(folds, settings).stat().st_mtime:
-                    file.unlink()
+            is_asked = tracks is None or any(file.name.startswith(f"{track}-") for track in tracks)
+            if is_asked and file.stat().st_mtime < began:  # newer ones are this retraining's, killed and resumed
+                file.unlink()
         for track in tracks or TRACKS:
             jobs = _jobs(list(folds_of(corpus, track)), settings.seeds_of(track))
             _train(corpus, jobs, settings, folds, num_workers, f"networks, {track}", on_progress)
