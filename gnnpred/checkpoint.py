@@ -22,6 +22,7 @@ from gnnpred.features import (
     GLOBAL_FEATURE_NAMES,
     NODE_FEATURE_NAMES,
     GraphArrays,
+    GraphStructure,
     encode,
     graph_structure,
 )
@@ -175,9 +176,14 @@ class Checkpoint:
         op_ms, step_ms = self._session.run(["op_ms", "step_ms"], feed)
         return op_ms.astype(np.float64), float(step_ms[0])
 
-    def predict(self, graph: OpGraph, costs: Sequence[OpCost], job: JobSpec) -> ComputeTimes:
-        """Compute time of one step of a lowered (and, for training, differentiated) graph."""
-        structure = graph_structure(graph, costs)
+    def predict(
+        self, graph: OpGraph, costs: Sequence[OpCost], job: JobSpec, *, structure: GraphStructure | None = None
+    ) -> ComputeTimes:
+        """Compute time of one step of a lowered (and, for training, differentiated) graph.
+
+        ``structure`` is ``graph_structure(graph, costs)`` where the caller has it already.
+        """
+        structure = structure or graph_structure(graph, costs)
         if not len(structure.kind_idx):
             raise GnnpredError(f"{graph.name or 'the graph'} has no op that costs time: nothing to predict")
         arrays = encode(structure, job)

@@ -16,7 +16,8 @@ from gnnpred.job import JobSpec, Phase, resolve_precision
 from gnnpred.memory import estimate_memory_gib
 
 if TYPE_CHECKING:
-    from gnnpred.checkpoint import Checkpoint
+    from gnnpred.checkpoint import Checkpoint, ComputeTimes
+    from gnnpred.features import GraphStructure
 
 _CACHED_GRAPHS = 16  # a 20,000-op graph takes about 50 MB with everything derived from it
 
@@ -167,7 +168,7 @@ class Predictor:
             if graph.batch_size is None:  # the reader's note says that no batch dimension was found
                 job = replace(job, batch_size=None)
         prepared = self._prepare(graph, job)
-        times = self.checkpoint.predict(prepared.graph, prepared.costs, job)
+        times = self.checkpoint.predict(prepared.graph, prepared.costs, job, structure=prepared.structure)
         return _assemble(
             prepared,
             replace(job, batch_size=prepared.graph.batch_size or job.batch_size or 1),
@@ -230,6 +231,13 @@ class PreparedGraph:
     memory_gib: float
     notes: tuple[str, ...]
 
+    @cached_property
+    def structure(self) -> "GraphStructure":
+        """What the network reads of it, whatever the device."""
+        from gnnpred.features import graph_structure
+
+        return graph_structure(self.graph, self.costs)
+
 
 def prepare(graph: OpGraph, job: JobSpec) -> PreparedGraph:
     """Canonical graph and job -> the ops of one step at the job's batch and precision, and their costs."""
@@ -254,7 +262,7 @@ def prepare(graph: OpGraph, job: JobSpec) -> PreparedGraph:
 
 
 def _assemble(
-    prepared: PreparedGraph, job: JobSpec, times: Any, *, model: str, checkpoint: str, notes: list[str]
+    prepared: PreparedGraph, job: JobSpec, times: "ComputeTimes", *, model: str, checkpoint: str, notes: list[str]
 ) -> Prediction:
     graph, costs = prepared.graph, prepared.costs
     compute_ms = float(times.compute_ms)

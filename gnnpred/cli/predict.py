@@ -10,6 +10,8 @@ from gnnpred.cli import options as opt
 if TYPE_CHECKING:
     from gnnpred.predictor import Prediction
 
+_NAME_WIDTH = 30
+
 
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The model; weights are not needed.")],
@@ -82,7 +84,9 @@ def _print_panel(prediction: "Prediction", *, device_was_chosen: bool, batch_was
         parts.append(Text())
         parts += [Text(f"! {plain(warning)}", style="yellow") for warning in prediction.warnings]
     name = plain(Path(prediction.model).name) or "model"
-    console(min_width=120).print(Panel(Group(*parts), title=Text(name), title_align="left", expand=False, padding=(1, 2)))
+    console(min_width=120).print(
+        Panel(Group(*parts), title=Text(name), title_align="left", expand=False, padding=(1, 2))
+    )
 
 
 def _summary_table(prediction: "Prediction", *, device_was_chosen: bool, batch_was_chosen: bool):
@@ -147,6 +151,11 @@ def _ops_table(prediction: "Prediction"):
             shape_text(op.output_shapes[0]) if op.output_shapes else "",
             scaled(op.flops) if op.flops else "",
             scaled(op.bytes_moved),
-            plain(op.name)[-40:],
+            _end_of(plain(op.name)),
         )
     return table
+
+
+def _end_of(name: str) -> str:
+    """The last characters of a long name: that is where exporters number ops."""
+    return name if len(name) <= _NAME_WIDTH else f"…{name[1 - _NAME_WIDTH :]}"
