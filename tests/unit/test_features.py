@@ -1,0 +1,133 @@
+"""Features: nodes, components, physics, merging."""
+
+import numpy as np
+import pytest
+
+from gnnpred.costs import op_costs
+from gnnpred.features import (
+    COMPONENTS,
+    GLOBAL_FEATURE_NAMES,
+    KERNEL_FLOOR_US,
+    NODE_FEATURE_NAMES,
+    SPEC_FEATURE_NAMES,
+    encode,
+    framework_version_number,
+    graph_structure,
+)
+from gnnpred.graph import Component, DType, Op, OpGraph, Role, TensorSpec
+from gnnpred.hardware import find_device
+from gnnpred.job import JobSpec, Phase, Precision
+from gnnpred.passes.step import complete_step, lower_forward
+
+A100 = find_device("A100-SXM4-80GB")
+V100 = find_device("V100-SXM2-16GB")
+
+
+def _mlp(num_layers: int, *, batch: int = 64, width: int = 1024) -> OpGraph:
+    """A chain of equal linear + relu layers."""
+    tensors = [TensorSpec((batch, width), DType.FP32, Role.INPUT, (0,))]
+    ops = []
+    current = 0
+    for _ in range(num_layers):
+        tensors.append(TensorSpec((width, width), DType.FP32, Role.PARAMETER))
+        tensors.append(TensorSpec((batch, width), DType.FP32, Role.ACTIVATION, (0,)))
+        tensors.append(TensorSpec((batch, width), DType.FP32, Role.ACTIVATION, (0,)))
+        weight, hidden, out = len(tensors) - 3, len(tensors) - 2, len(tensors) - 1
+        ops.append(Op("linear", (current, weight), (hidden,)))
+        ops.append(Op("relu", (hidden,), (out,)))
+        current = out
+    return OpGraph(tuple(tensors), tuple(ops), (0,), (current,), batch_size=batch)
+
+
+def _structure(graph, *, precision=Precision.FP32, phase=Phase.TRAIN, batch=None):
+    full = complete_step(lower_forward(graph, batch_size=batch, precision=precision), phase=phase, optimizer="sgd")
+    return full, graph_structure(full, op_costs(full))
+
+
+def test_physics_of_a_linear_is_its_flops_over_the_peak():
+    _, structure = _structure(_mlp(1, batch=8192, width=8192), phase=Phase.INFERENCE)
+    arrays = encode(structure, JobSpec(device=A100, precision=Precision.FP32, phase=Phase.INFERENCE))
+    flops = 2 * 8192**3
+    expected_ms = flops / (A100.peak_tflops(DType.FP32) * 1e12) * 1e3 + KERNEL_FLOOR_US / 1e3
+    assert arrays.physics_ms[:, 0].max() == pytest.approx(expected_ms, rel=1e-4)
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.MIXED, Precision.TF32])
+def test_lower_precision_makes_large_products_faster(precision):
+    times = []
+    for p in (Precision.FP32, precision):
+        _, structure = _structure(_mlp(4, batch=8192, width=4096), precision=p)
+        times.append(float((encode(structure, JobSpec(device=A100, precision=p)).physics_ms.sum(1)).sum()))
+    assert times[1] < 0.6 * times[0]
+
+
+def test_every_op_that_costs_time_maps_to_a_node_and_weights_add_up_to_its_components():
+    full, structure = _structure(_mlp(6), precision=Precision.MIXED)
+    counted = structure.op_node_idx >= 0
+    costs = op_costs(full)
+    assert counted.tolist() == [c.flops > 0 or c.bytes_moved > 0 or c.state != "free" for c in costs]
+    slots = structure.op_node_idx[counted] * len(COMPONENTS) + structure.op_component_idx[counted]
+    sums = np.bincount(slots, structure.op_weight[counted])
+    present = np.flatnonzero((structure.launches > 0).ravel())
+    repeats = structure.count[present // len(COMPONENTS)]
+    assert sums[present] == pytest.approx(repeats)
+
+
+def test_merging_keeps_total_cost_and_shrinks_repeated_layers():
+    full, structure = _structure(_mlp(40))
+    costs = op_costs(full)
+    assert len(structure.kind_idx) <= 14  # both ends differ, the middle is one linear and one relu
+    assert (structure.flops.sum(1) * structure.count).sum() == pytest.approx(sum(c.flops for c in costs))
+    assert (structure.bytes_moved.sum(1) * structure.count).sum() == pytest.approx(sum(c.bytes_moved for c in costs))
+    forward_or_optimizer = {
+        i if op.forward_op_idx is None else op.forward_op_idx
+        for i, op in enumerate(full.ops)
+        if structure.op_node_idx[i] >= 0
+    }
+    assert structure.count.sum() == len(forward_or_optimizer)
+
+
+def test_casts_of_autocast_belong_to_the_op_they_feed():
+    full, structure = _structure(_mlp(3), precision=Precision.MIXED)
+    assert any(op.component is Component.CAST for op in full.ops)
+    cast = COMPONENTS.index(Component.CAST)
+    kinds = {op.kind for i, op in enumerate(full.ops) if structure.op_component_idx[i] == cast}
+    assert kinds == {"cast"}
+    assert not np.any(
+        (structure.flops[:, 0] == 0) & (structure.launches[:, 0] == 0) & (structure.launches[:, cast] > 0)
+    )
+
+
+def test_weight_gradients_of_products_run_at_the_half_rate_under_autocast():
+    _, structure = _structure(_mlp(2, batch=8192, width=8192), precision=Precision.MIXED)
+    weight_gradient = COMPONENTS.index(Component.WEIGHT_GRADIENT)
+    products = structure.flops[:, weight_gradient] > 1e9
+    assert products.any()
+    assert structure.on_tensor_cores[products, weight_gradient].all()
+
+
+def test_a_device_without_tensor_cores_gains_no_flop_rate_from_half():
+    titan = find_device("GTX1080Ti")
+    rates = []
+    for p in (Precision.FP32, Precision.FP16):
+        _, structure = _structure(_mlp(1, batch=8192, width=8192), precision=p, phase=Phase.INFERENCE)
+        arrays = encode(structure, JobSpec(device=titan, precision=p, phase=Phase.INFERENCE))
+        rates.append(arrays.physics_ms[:, 0].max())
+    assert rates[0] == pytest.approx(rates[1], rel=1e-3)
+
+
+def test_feature_columns_match_their_names_and_are_finite():
+    _, structure = _structure(_mlp(2))
+    arrays = encode(structure, JobSpec(device=V100, framework_version="1.12"))
+    assert arrays.node_features.shape == (len(structure.kind_idx), len(NODE_FEATURE_NAMES))
+    assert arrays.globals.shape == (len(GLOBAL_FEATURE_NAMES),)
+    assert GLOBAL_FEATURE_NAMES[: len(SPEC_FEATURE_NAMES)] == SPEC_FEATURE_NAMES
+    assert np.isfinite(arrays.node_features).all()
+    assert np.isfinite(arrays.globals).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("1.12.1", 1.6), ("2.4.0a0+git", 2.2), ("", 0.0), ("nightly", 0.0), ("2", 2.0)]
+)
+def test_framework_versions_grow_with_releases(text, number):
+    assert framework_version_number(text) == pytest.approx(number)
