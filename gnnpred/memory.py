@@ -16,14 +16,17 @@ def estimate_memory_gib(lowered: OpGraph, job: JobSpec) -> float:
     largest pair of an op's inputs and outputs. Allocator slack, workspaces and the CUDA context (about
     1 GiB) are left out; in-place activations and checkpointing would need less.
     """
-    parameter_bytes = sum(t.num_bytes for t in lowered.tensors if t.role is Role.PARAMETER)
+    tensor_bytes = [tensor.num_bytes for tensor in lowered.tensors]
+    parameter_bytes = sum(tensor_bytes[i] for i, t in enumerate(lowered.tensors) if t.role is Role.PARAMETER)
     kept_bytes = largest_op_bytes = 0.0
     for op in lowered.ops:
         if category_of(op.kind) is Category.VIEW:
             continue
-        results = [lowered.tensors[i] for i in op.outputs]
-        result_bytes = sum(t.num_bytes for t in results)
-        operand_bytes = sum(lowered.tensors[i].num_bytes for i in op.inputs)
+        result_bytes = operand_bytes = 0.0
+        for i in op.outputs:
+            result_bytes += tensor_bytes[i]
+        for i in op.inputs:
+            operand_bytes += tensor_bytes[i]
         largest_op_bytes = max(largest_op_bytes, result_bytes + operand_bytes)
         kept_bytes += result_bytes * op.repeats
     if job.phase is Phase.INFERENCE:

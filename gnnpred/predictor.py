@@ -1,7 +1,9 @@
 """From an ONNX file or an op graph to a predicted training step: the straight line, and a warm predictor."""
 
+import gc
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -161,14 +163,16 @@ class Predictor:
     ) -> Prediction:
         """One predicted step; see :func:`predict`."""
         job, job_notes = self._completed(job)
-        if isinstance(model, OpGraph):
-            graph = model
-        else:
-            graph = self._read(Path(model), dims or {}, job.batch_size)
-            if graph.batch_size is None:  # the reader's note says that no batch dimension was found
-                job = replace(job, batch_size=None)
-        prepared = self._prepare(graph, job)
-        times = self.checkpoint.predict(prepared.graph, prepared.costs, job, structure=prepared.structure)
+        with _without_garbage_collection():
+            if isinstance(model, OpGraph):
+                graph = model
+            else:
+                graph = self._read(Path(model), dims or {}, job.batch_size)
+                if graph.batch_size is None:  # the reader's note says that no batch dimension was found
+                    job = replace(job, batch_size=None)
+            prepared = self._prepare(graph, job)
+            structure = prepared.structure
+        times = self.checkpoint.predict(prepared.graph, prepared.costs, job, structure=structure)
         return _assemble(
             prepared,
             replace(job, batch_size=prepared.graph.batch_size or job.batch_size or 1),
@@ -187,13 +191,26 @@ class Predictor:
         return replace(job, precision=precision, framework_version=version), [note] if note else []
 
     def _read(self, path: Path, dims: Mapping[str, int], batch_size: int | None) -> OpGraph:
-        key = (*_file_identity(path), tuple(sorted(dims.items())), batch_size)
+        # one reading serves every batch that is asked for: the others are rebound from it
+        key = (*_file_identity(path), tuple(sorted(dims.items())), batch_size is None)
         return _cached(self._canonical_cache, key, lambda: read_canonical(path, dims=dims, batch_size=batch_size))
 
     def _prepare(self, graph: OpGraph, job: JobSpec) -> "PreparedGraph":
         key = (id(graph), job.batch_size, job.precision, job.phase, job.optimizer, job.activation_rule, job.tf32_matmul)
         # the graph is kept beside the result: its id stays taken as long as the entry lives
         return _cached(self._prepared_cache, key, lambda: (graph, prepare(graph, job)))[1]
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Graphs are many small objects without cycles: scanning them again and again takes a quarter of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _cached(cache: OrderedDict, key: tuple, make: Any) -> Any:
