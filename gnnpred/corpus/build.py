@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from gnnpred.corpus.families import family_of
 from gnnpred.corpus.rebuild import ModelKey, trace_key
 from gnnpred.corpus.sources import SOURCES
 from gnnpred.corpus.sources.record import Interpretation
+from gnnpred.corpus.splits import write_splits
 from gnnpred.corpus.store import (
     GRAPHS_FILE,
     MEASUREMENTS_FILE,
@@ -71,7 +73,7 @@ def build_dataset(
     work: Path = DEFAULT_WORK,
     show_progress: bool = True,
 ) -> BuildReport:
-    """Read the tables in ``shared`` and write measurements and graphs to ``out``.
+    """Read the tables in ``shared`` and write measurements, graphs and splits to ``out``.
 
     ``limit`` keeps the first models only (for a trial), ``phases`` the rows of those phases;
     ``resume=False`` traces every model again. Raises GnnpredError where a table is missing.
@@ -90,6 +92,7 @@ def build_dataset(
     out = Path(out)
     write_rows(out / MEASUREMENTS_FILE, rows)
     write_graphs(out / GRAPHS_FILE, graphs.values())
+    write_splits(out / "splits", rows)
     kept_rows = [row for row in rows if row.graph_id]
     training = [row for row in kept_rows if row.phase is not Phase.INFERENCE]
     return BuildReport(
@@ -198,17 +201,25 @@ def _read_cached(path: Path) -> dict[str, Any] | None:
 
 
 def _cache_path(work: Path, key: ModelKey) -> Path:
-    return work / f"{hashlib.sha256(key.text.encode()).hexdigest()[:20]}.json"
+    text = key.text + (_syntax_digest("networks.py") if key.source.startswith("own:") else "")
+    return work / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"
 
 
 def _code_version() -> str:
     """Changes when the code that shapes a graph does, so that stale graphs are not reused."""
-    folder = Path(__file__).parent
-    digest = hashlib.sha256()
-    for name in ("trace.py", "networks.py", "store.py", "rebuild.py"):
-        # the syntax tree, so that comments and layout do not count
-        digest.update(ast.dump(ast.parse((folder / name).read_text(encoding="utf-8"))).encode())
-    return digest.hexdigest()[:12]
+    return hashlib.sha256(
+        (
+            _syntax_digest("trace.py") + _syntax_digest("store.py", functions=("encode_graph", "architecture_hash"))
+        ).encode()
+    ).hexdigest()[:12]
+
+
+@lru_cache(maxsize=8)
+def _syntax_digest(file_name: str, *, functions: tuple[str, ...] = ()) -> str:
+    """Digest of a module's syntax tree (comments and layout do not count), or of some of its functions."""
+    tree = ast.parse((Path(__file__).parent / file_name).read_text(encoding="utf-8"))
+    nodes = [node for node in tree.body if not functions or getattr(node, "name", "") in functions]
+    return hashlib.sha256("".join(ast.dump(node) for node in nodes).encode()).hexdigest()
 
 
 # -- rows ------------------------------------------------------------------------------------------

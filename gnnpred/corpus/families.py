@@ -39,7 +39,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("xception", r"xception"),
     ("nasnet", r"nasnet|pnasnet"),
     ("hgnet", r"hgnet"),
-    ("unet", r"unet|vnet|deeplab|fcn"),
+    ("unet", r"unet|nnunet|vnet|deeplab|fcn"),
     ("bert", r"bert|distilbert|electra"),
     ("gpt", r"gpt|opt|llama|bloom"),
     ("lstm", r"lstm|gnmt"),

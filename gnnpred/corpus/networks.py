@@ -358,6 +358,151 @@ class YOLOv3(nn.Module):
         return results
 
 
+class _UNetBlock(nn.Sequential):
+    """Two 3x3 convolutions, each with instance norm and leaky ReLU."""
+
+    def __init__(self, rank: int, in_channels: int, channels: int, stride: int = 1) -> None:
+        conv = nn.Conv2d if rank == 2 else nn.Conv3d
+        norm = nn.InstanceNorm2d if rank == 2 else nn.InstanceNorm3d
+        super().__init__(
+            conv(in_channels, channels, 3, stride, 1), norm(channels, affine=True), nn.LeakyReLU(0.01, inplace=True),
+            conv(channels, channels, 3, 1, 1), norm(channels, affine=True), nn.LeakyReLU(0.01, inplace=True),
+        )  # fmt: skip
+
+
+class NNUNet(nn.Module):
+    """nnU-Net for brain tumours (BraTS): strided encoder, transposed convolutions, deep supervision."""
+
+    def __init__(self, rank: int, num_levels: int, *, in_channels: int = 4, num_classes: int = 4) -> None:
+        super().__init__()
+        widths = [min(2 ** (5 + level), 512 if rank == 2 else 320) for level in range(num_levels)]
+        conv = nn.Conv2d if rank == 2 else nn.Conv3d
+        transposed = nn.ConvTranspose2d if rank == 2 else nn.ConvTranspose3d
+        self.encoder = nn.ModuleList(
+            _UNetBlock(rank, in_channels if level == 0 else widths[level - 1], width, 1 if level == 0 else 2)
+            for level, width in enumerate(widths)
+        )
+        self.upsample = nn.ModuleList(
+            transposed(widths[level + 1], widths[level], 2, 2, bias=False) for level in range(num_levels - 1)
+        )
+        self.decoder = nn.ModuleList(
+            _UNetBlock(rank, 2 * widths[level], widths[level]) for level in range(num_levels - 1)
+        )
+        self.heads = nn.ModuleList(conv(widths[level], num_classes, 1) for level in range(3))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        skips = []
+        for block in self.encoder:
+            x = block(x)
+            skips.append(x)
+        results = []
+        for level in reversed(range(len(self.decoder))):
+            x = self.decoder[level](torch.cat([self.upsample[level](x), skips[level]], 1))
+            if level < len(self.heads):
+                results.append(self.heads[level](x))
+        return results
+
+
+class ValidUNet(nn.Module):
+    """The first U-Net: unpadded convolutions and cropped skips; one channel in, two classes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (64, 128, 256, 512, 1024)
+
+        def block(in_channels: int, channels: int) -> nn.Sequential:
+            return nn.Sequential(*_conv_relu(in_channels, channels, 3), *_conv_relu(channels, channels, 3))
+
+        self.down = nn.ModuleList(block(i, o) for i, o in zip((1, *widths[:-1]), widths, strict=True))
+        self.pool = nn.MaxPool2d(2)
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * w, w, 2, 2) for w in widths[-2::-1])
+        self.merge = nn.ModuleList(block(2 * w, w) for w in widths[-2::-1])
+        self.classify = nn.Conv2d(64, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips = []
+        for level, block in enumerate(self.down):
+            x = block(x if level == 0 else self.pool(x))
+            skips.append(x)
+        for up, merge, skip in zip(self.up, self.merge, skips[-2::-1], strict=True):
+            x = up(x)
+            margin = (skip.shape[-1] - x.shape[-1]) // 2
+            skip = skip[:, :, margin : margin + x.shape[-2], margin : margin + x.shape[-1]]
+            x = merge(torch.cat([skip, x], 1))
+        return self.classify(x)
+
+
+class _WaveNet(nn.Module):
+    """Dilated gated convolutions, conditioned on the spectrogram: the coupling network of WaveGlow."""
+
+    def __init__(self, half: int, num_mels: int, *, num_layers: int = 8, channels: int = 512) -> None:
+        super().__init__()
+        self.channels = channels
+        self.start = nn.utils.weight_norm(nn.Conv1d(half, channels, 1))
+        self.end = nn.Conv1d(channels, 2 * half, 1)
+        self.dilated = nn.ModuleList(
+            nn.utils.weight_norm(nn.Conv1d(channels, 2 * channels, 3, dilation=2**i, padding=2**i))
+            for i in range(num_layers)
+        )
+        self.condition = nn.ModuleList(
+            nn.utils.weight_norm(nn.Conv1d(num_mels, 2 * channels, 1)) for _ in range(num_layers)
+        )
+        self.skip = nn.ModuleList(
+            nn.utils.weight_norm(nn.Conv1d(channels, 2 * channels if i < num_layers - 1 else channels, 1))
+            for i in range(num_layers)
+        )
+
+    def forward(self, audio: Tensor, spectrogram: Tensor) -> Tensor:
+        audio = self.start(audio)
+        output = None
+        for dilated, condition, skip in zip(self.dilated, self.condition, self.skip, strict=True):
+            gates = dilated(audio) + condition(spectrogram)
+            mixed = skip(torch.tanh(gates[:, : self.channels]) * torch.sigmoid(gates[:, self.channels :]))
+            if mixed.shape[1] > self.channels:
+                audio = mixed[:, : self.channels] + audio
+                mixed = mixed[:, self.channels :]
+            output = mixed if output is None else mixed + output
+        return self.end(output)
+
+
+class WaveGlow(nn.Module):
+    """WaveGlow: twelve flows over audio in groups of eight samples, two of them leaving every four flows."""
+
+    def __init__(self, num_samples: int = 8000, *, num_mels: int = 80, num_flows: int = 12, group: int = 8) -> None:
+        super().__init__()
+        self.num_samples, self.group, self.num_mels = num_samples, group, num_mels
+        self.upsample = nn.ConvTranspose1d(num_mels, num_mels, 1024, 256)
+        self.mix, self.couple = nn.ModuleList(), nn.ModuleList()
+        remaining = group
+        self.leaves = []
+        for flow in range(num_flows):
+            self.leaves.append(flow % 4 == 0 and flow > 0)
+            remaining -= 2 if self.leaves[-1] else 0
+            self.mix.append(nn.Conv1d(remaining, remaining, 1, bias=False))
+            self.couple.append(_WaveNet(remaining // 2, num_mels * group))
+
+    def forward(self, audio: Tensor, spectrogram: Tensor) -> list[Tensor]:
+        batch, steps = audio.shape[0], self.num_samples // self.group
+        spectrogram = self.upsample(spectrogram)[:, :, : self.num_samples]
+        spectrogram = spectrogram.reshape(batch, self.num_mels, steps, self.group).permute(0, 2, 1, 3)
+        spectrogram = spectrogram.reshape(batch, steps, -1).permute(0, 2, 1)
+        audio = audio.reshape(batch, steps, self.group).permute(0, 2, 1)
+        results = []
+        for leaves, mix, couple in zip(self.leaves, self.mix, self.couple, strict=True):
+            if leaves:
+                results.append(audio[:, :2])
+                audio = audio[:, 2:]
+            audio = mix(audio)
+            half = audio.shape[1] // 2
+            first, second = audio[:, :half], audio[:, half:]
+            shift_scale = couple(first, spectrogram)
+            log_scale = shift_scale[:, half:]
+            second = torch.exp(log_scale) * second + shift_scale[:, :half]
+            results.append(log_scale)
+            audio = torch.cat([first, second], 1)
+        return [*results, audio]
+
+
 NETWORKS: dict[str, Callable[[tuple[int, int], int], nn.Module]] = {
     "lenet5": lenet5,
     "mnist_cnn": mnist_cnn,
@@ -376,4 +521,16 @@ NETWORKS: dict[str, Callable[[tuple[int, int], int], nn.Module]] = {
     "overfeat": overfeat,
     "ssd300": lambda image_size, num_classes: SSD300(num_classes),
     "yolov3": lambda image_size, num_classes: YOLOv3(num_classes),
+    "nnunet2d": lambda image_size, num_classes: NNUNet(2, 6),
+    "nnunet3d": lambda image_size, num_classes: NNUNet(3, 6),
+    "unet_valid": lambda image_size, num_classes: ValidUNet(),
+    "waveglow": lambda image_size, num_classes: WaveGlow(),
+}
+
+# shapes of one sample of each input, where it is not one image of three channels
+INPUT_SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "nnunet2d": ((4, 192, 160),),
+    "nnunet3d": ((4, 128, 128, 128),),
+    "unet_valid": ((1, 572, 572),),
+    "waveglow": ((8000,), (80, 32)),
 }

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import torch
 
-from gnnpred.corpus.networks import NETWORKS
+from gnnpred.corpus.networks import INPUT_SHAPES, NETWORKS
 from gnnpred.corpus.trace import TRACE_BATCH_SIZE, trace_module
 from gnnpred.errors import GnnpredError
 from gnnpred.graph import OpGraph
@@ -65,12 +65,13 @@ def trace_key(key: ModelKey) -> OpGraph:
 
 def _build_own(key: ModelKey) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     name = key.source.removeprefix("own:")
-    if name not in NETWORKS or key.image_size is None:
+    if name not in NETWORKS or (key.image_size is None and name not in INPUT_SHAPES):
         raise GnnpredError(f"no network of our own is named {name!r}, or its image size is missing")
-    image_size = key.image_size[-2:]
+    image_size = (key.image_size or (0, 0))[-2:]
+    shapes = INPUT_SHAPES.get(name, ((3, *image_size),))
     with torch.device("meta"):
         module = NETWORKS[name](image_size, key.num_classes or 1000)
-        return module, (torch.empty(TRACE_BATCH_SIZE, 3, *image_size),)
+        return module, tuple(torch.empty(TRACE_BATCH_SIZE, *shape) for shape in shapes)
 
 
 @lru_cache(maxsize=1)

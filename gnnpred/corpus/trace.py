@@ -593,6 +593,10 @@ def _record_native_dropout(recorder, args, kwargs, outputs):
     recorder.record("dropout", [args[0]], outputs[:1], {"ratio": float(args[1])})
 
 
+def _record_weight_norm(recorder, args, kwargs, outputs):
+    recorder.record("l2_norm", list(args[:2]), outputs[:1])
+
+
 def _record_loss(kind):
     def record(recorder, args, kwargs, outputs):
         recorder.record(kind, list(args[:2]), outputs[:1])
@@ -641,6 +645,7 @@ _RECORDERS = {
     "_to_copy": _record_to_copy,
     "glu": _record_glu,
     "native_dropout": _record_native_dropout,
+    "_weight_norm_interface": _record_weight_norm,
     "mse_loss": _record_loss("mse_loss"),
     "binary_cross_entropy_with_logits": _record_loss("bce_loss"),
     "nll_loss_forward": _record_loss("cross_entropy"),

@@ -20,6 +20,7 @@ _CNNS = {
     "resnext101-32x4d": "timm:resnext101_32x4d", "efficientnet-b0": "timm:efficientnet_b0",
     "efficientnet-b4": "timm:efficientnet_b4", "efficientnet_v2-s": "timm:efficientnetv2_rw_s",
 }  # fmt: skip
+_SEGMENTATION = {"nnunet-2d": "own:nnunet2d", "nnunet-3d": "own:nnunet3d", "unet2d-medical": "own:unet_valid"}
 
 
 def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
@@ -38,6 +39,9 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
         unused = "gradient accumulation: the step holds several forward passes"
     if model in _CNNS:
         key = ModelKey(_CNNS[model], image_size=image_size_of(record["input"]) or (224, 224))
+    elif model in _SEGMENTATION:
+        key = ModelKey(_SEGMENTATION[model])
+        common = common.replace(optimizer="adam")
     elif model == "ssd300-resnet50":
         key = ModelKey("own:ssd300", image_size=(300, 300), num_classes=81)
     elif model in ("bert-large", "bert-base") and (seq_len := seq_len_of(record["input"])):

@@ -20,6 +20,7 @@ TF_CNN_SOURCES = {
 _PYTORCH_SOURCES = {
     "resnet50": "torchvision:resnet50",
     "SSD": "own:ssd300",
+    "waveglow": "own:waveglow",
     "bert_base_squad": f"hf:BertForQuestionAnswering?{BERT_BASE}",
     "bert_large_squad": f"hf:BertForQuestionAnswering?{BERT_LARGE}",
 }
@@ -37,7 +38,9 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
     if source is None:
         return f"{model}: steps of varying size or a model that is not rebuilt"
     size = image_size_of(record["input"])
-    if model == "SSD":
+    if model == "waveglow":
+        key = ModelKey(source)
+    elif model == "SSD":
         key = ModelKey(source, image_size=(300, 300), num_classes=81)
     elif size is None:
         key = ModelKey(source, seq_len=384)
