@@ -306,6 +306,17 @@ def pad(builder: Builder, node: Node, inputs: Inputs) -> list[Value]:
     return [builder.emit("pad", [x], shape, mode=node.text("mode", "constant"))]
 
 
+@handles("CenterCropPad")
+def center_crop_pad(builder: Builder, node: Node, inputs: Inputs) -> list[Value]:
+    x, target = required(inputs, 0), builder.ints(required(inputs, 1))
+    if target is None:
+        raise ShapeUnknown("the target shape is not constant")
+    shape = list(x.shape)
+    for axis, dim in zip(node.get("axes") or range(x.rank), target, strict=True):
+        shape[normalise_axis(axis, x.rank)] = dim
+    return [builder.emit("pad", [x], shape)]
+
+
 @handles("Tile")
 def tile(builder: Builder, node: Node, inputs: Inputs) -> list[Value]:
     x, repeats = required(inputs, 0), builder.ints(required(inputs, 1))
@@ -337,6 +348,7 @@ def resize(builder: Builder, node: Node, inputs: Inputs) -> list[Value]:
     axes = [normalise_axis(axis, x.rank) for axis in axes]
     shape = list(x.shape)
     if sizes is not None:
+        sizes = _keep_aspect(node.text("keep_aspect_ratio_policy", "stretch"), [shape[axis] for axis in axes], sizes)
         for axis, dim in zip(axes, sizes, strict=True):
             baked = builder.binding.baked_size
             old = builder.binding.at([shape[axis]], baked)[0] if baked else None
@@ -347,6 +359,14 @@ def resize(builder: Builder, node: Node, inputs: Inputs) -> list[Value]:
     else:
         raise ShapeUnknown("Resize without constant scales or sizes")
     return [builder.emit("resize", [x], shape, mode=mode)]
+
+
+def _keep_aspect(policy: str, old: Sequence[int], sizes: Sequence[int]) -> Sequence[int]:
+    if policy == "stretch":
+        return sizes
+    scales = [size / dim for size, dim in zip(sizes, old, strict=True)]
+    scale = min(scales) if policy == "not_larger" else max(scales)
+    return [floor(dim * scale + 0.5) for dim in old]
 
 
 def _floats(value: Value) -> list[float] | None:
@@ -495,6 +515,25 @@ def non_max_suppression(builder: Builder, node: Node, inputs: Inputs) -> list[Va
 def grid_sample(builder: Builder, node: Node, inputs: Inputs) -> list[Value]:
     x, grid = required(inputs, 0), required(inputs, 1)
     return [builder.emit("grid_sample", [x, grid], (*x.shape[:2], *grid.shape[1:-1]), x.dtype)]
+
+
+@handles("AffineGrid")
+def affine_grid(builder: Builder, node: Node, inputs: Inputs) -> list[Value]:
+    """theta (N, d, d + 1) -> grid (N, *spatial, d): a product with the base grid."""
+    theta, size_value = required(inputs, 0), builder.ints(required(inputs, 1))
+    if size_value is None:
+        raise ShapeUnknown("the size is not constant")
+    spatial = size_value[2:]
+    base = Value((1, prod(spatial), theta.shape[2]), theta.dtype, Role.CONSTANT)
+    transposed = builder.transpose(theta, (0, 2, 1))
+    grid = builder.emit("matmul", [base, transposed], (theta.shape[0], prod(spatial), theta.shape[1]), theta.dtype)
+    return [builder.view(grid, (theta.shape[0], *spatial, theta.shape[1]))]
+
+
+@handles("BitCast")
+def bit_cast(builder: Builder, node: Node, inputs: Inputs) -> list[Value]:
+    x = required(inputs, 0)
+    return [builder.emit("view", [x], x.shape, dtype_of(node.get("to", 0), f"node {node.label}"))]
 
 
 @handles("RoiAlign", "MaxRoiPool")

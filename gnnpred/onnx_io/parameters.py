@@ -71,6 +71,8 @@ def role_of_stored(value: Value, *, in_weight_slot: bool, is_statistic: bool, fr
         return Role.CONSTANT if literal or from_node else Role.PARAMETER
     if in_weight_slot:
         return Role.PARAMETER
+    if value.looks_like_mask():
+        return Role.CONSTANT
     if from_node or value.name.startswith("onnx::") or value.name.isdigit():
         return Role.PARAMETER if value.rank and value.num_elements > _SMALL else Role.CONSTANT
     return Role.PARAMETER

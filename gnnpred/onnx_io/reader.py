@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
 from gnnpred.errors import GnnpredError
-from gnnpred.graph import DType, Op, OpGraph, Role, TensorSpec
+from gnnpred.graph import Op, OpGraph, Role, TensorSpec
 from gnnpred.onnx_io.builder import BatchBinding, Builder, RecordedOp
 from gnnpred.onnx_io.dimensions import BoundInputs, bind_inputs, declared_inputs
 from gnnpred.onnx_io.loading import NEWEST_OPSET, OLDEST_OPSET, default_opset, load_model
 from gnnpred.onnx_io.values import Value
 from gnnpred.onnx_io.walk import Walker
+from gnnpred.passes.batch import rebind_batch
 
 MAX_VALUE_ELEMENTS = 64  # of constants that patterns may look at
 
@@ -38,27 +40,79 @@ def read_graph(
     """
     model, where = load_model(source)
     opset = default_opset(model, where)
-    graph = model.graph
-    sizes_in_file = {dim for tensor in graph.initializer for dim in tensor.dims}
+    sizes_in_file = {dim for tensor in model.graph.initializer for dim in tensor.dims}
     bound = bind_inputs(
-        declared_inputs(graph, where), batch_size=batch_size, dims=dims, sizes_in_file=sizes_in_file, where=where
+        declared_inputs(model.graph, where),
+        batch_size=batch_size,
+        dims=dims,
+        sizes_in_file=sizes_in_file,
+        where=where,
     )
-    builder = Builder(opset=opset, binding=bound.binding)
+    if bound.binding.baked_size is not None:
+        return _read_baked(model, bound, opset, where)
+    builder, walker, outputs = _walk(model, bound.values, bound, bound.binding, opset, where)
+    _note_oddities(builder, walker, opset)
+    return _assemble(builder, walker, model, bound, outputs, where, _TensorTable(bound.binding, bound.batch_size))
+
+
+def _walk(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Value],
+    bound: BoundInputs,
+    binding: BatchBinding,
+    opset: int,
+    where: str,
+) -> tuple[Builder, Walker, list[Value]]:
+    builder = Builder(opset=opset, binding=binding)
     for text in bound.notes:
         builder.note(text)
     functions = {(function.domain, function.name): function for function in model.functions}
     walker = Walker(builder, functions=functions, symbols=bound.symbols, opset_imports=model.opset_import, where=where)
-    outputs = walker.walk_graph(graph, bound.values)
-    _note_oddities(builder, walker, opset, bound)
-    return _assemble(builder, walker, model, bound, outputs, where)
+    return builder, walker, walker.walk_graph(model.graph, inputs)
 
 
-def _note_oddities(builder: Builder, walker: Walker, opset: int, bound: BoundInputs) -> None:
+def _read_baked(model: onnx.ModelProto, bound: BoundInputs, opset: int, where: str) -> OpGraph:
+    """A graph whose batch is baked in: exact at that batch, and rebound by axes that a second walk finds.
+
+    The first walk takes every shape as the file has it. The second carries a prime in place of the
+    batch through reshapes; an axis counts as a batch axis where both agree.
+    """
+    baked = bound.binding.baked_size
+    plain_inputs = {
+        name: Value(bound.binding.at(value.shape, baked), value.dtype, value.role, name=name, exact=value.exact)
+        for name, value in bound.values.items()
+    }
+    builder, walker, outputs = _walk(model, plain_inputs, bound, BatchBinding(), opset, where)
+    carried_shapes: dict[str, tuple[int, ...]] = {name: value.shape for name, value in bound.values.items()}
+    try:
+        carrier, _, _ = _walk(model, bound.values, bound, bound.binding, opset, where)
+        for op in carrier.ops:
+            for value in op.outputs:
+                carried_shapes[value.name] = value.shape
+        num_guessed = carrier.batch_guesses
+    except GnnpredError:  # the file's constants allow its own batch only
+        num_guessed = 0
+    table = _BakedTensorTable(bound.binding, carried_shapes)
+    graph = _assemble(
+        builder, walker, model, replace(bound, values=plain_inputs, batch_size=baked), outputs, where, table
+    )
+    _note_oddities(builder, walker, opset)
+    num_doubtful = num_guessed + table.num_disagreeing
+    if num_doubtful:
+        builder.note(
+            f"the batch of {baked} is baked into the file and the batch axis of {num_doubtful} tensors was guessed; "
+            "an export with a symbolic batch dimension is more exact"
+        )
+    graph = graph.replace(notes=tuple(builder.notes))
+    return rebind_batch(graph, bound.batch_size or baked)
+
+
+def _note_oddities(builder: Builder, walker: Walker, opset: int) -> None:
     if opset < OLDEST_OPSET:
         builder.note(f"opset {opset} is older than {OLDEST_OPSET}, the oldest that is checked; shapes may be off")
     elif opset > NEWEST_OPSET:
         builder.note(f"opset {opset} is newer than {NEWEST_OPSET}, the newest that is known")
-    if builder.batch_guesses and bound.binding.prime is not None:
+    if builder.batch_guesses:
         builder.note(
             f"the batch axis of {builder.batch_guesses} tensors was guessed; "
             "an export with a symbolic batch dimension is more exact"
@@ -73,14 +127,19 @@ def _note_oddities(builder: Builder, walker: Walker, opset: int, bound: BoundInp
 
 
 def _assemble(
-    builder: Builder, walker: Walker, model: onnx.ModelProto, bound: BoundInputs, outputs: Sequence[Value], where: str
+    builder: Builder,
+    walker: Walker,
+    model: onnx.ModelProto,
+    bound: BoundInputs,
+    outputs: Sequence[Value],
+    where: str,
+    table: _TensorTable,
 ) -> OpGraph:
     ops = _live_ops(builder.ops, outputs)
     if not ops:
         raise GnnpredError(f"{where}: no output depends on an input or a parameter; there is nothing to time")
     for text in _inference_export_hints(ops):
         builder.note(text)
-    table = _TensorTable(bound.binding, bound.batch_size)
     input_idx = tuple(table.position(value) for value in bound.values.values())
     recorded = []
     for op in ops:
@@ -138,12 +197,14 @@ class _TensorTable:
 
     def _spec(self, value: Value) -> TensorSpec:
         shape, axes = value.shape, ()
-        prime = self._binding.prime
-        if prime is not None and value.role is not Role.PARAMETER:
-            axes = tuple(axis for axis, dim in enumerate(shape) if dim and dim % prime == 0)
-            if axes:
-                shape = self._binding.at(shape, self._batch_size)
+        if value.role is not Role.PARAMETER:
+            shape, axes = self._at_batch(value)
         return TensorSpec(shape, value.dtype, value.role, axes, self._content(value), value.name)
+
+    def _at_batch(self, value: Value) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape at the batch size, and the batch axes."""
+        axes = _batch_axes(value.shape, self._binding)
+        return (self._binding.at(value.shape, self._batch_size) if axes else value.shape), axes
 
     def _content(self, value: Value) -> float | int | bool | tuple[float | int | bool, ...] | None:
         if value.role not in (Role.CONSTANT, Role.PARAMETER) or value.num_elements > MAX_VALUE_ELEMENTS:
@@ -158,8 +219,29 @@ class _TensorTable:
         return numbers[0] if len(numbers) == 1 else tuple(numbers)
 
 
+def _batch_axes(shape: Sequence[int], binding: BatchBinding) -> tuple[int, ...]:
+    return tuple(axis for axis, dim in enumerate(shape) if binding.is_batch(dim))
+
+
+class _BakedTensorTable(_TensorTable):
+    """Exact shapes at the baked batch; batch axes from shapes that carry the prime (by tensor name)."""
+
+    def __init__(self, binding: BatchBinding, carried_shapes: Mapping[str, tuple[int, ...]]) -> None:
+        super().__init__(binding, binding.baked_size)
+        self.num_disagreeing = 0
+        self._carried_shapes = carried_shapes
+
+    def _at_batch(self, value: Value) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        carried = self._carried_shapes.get(value.name)
+        if carried is None or value.role is Role.CONSTANT:
+            return value.shape, ()
+        if self._binding.at(carried, self._binding.baked_size) != value.shape:
+            self.num_disagreeing += 1
+            return value.shape, ()
+        return value.shape, _batch_axes(carried, self._binding)
+
+
 _CONV_NET_MIN_CONVS = 10
-_TRANSFORMER_MIN_ATTENTION = 2
 
 
 def _inference_export_hints(ops: Sequence[RecordedOp]) -> list[str]:
@@ -177,6 +259,3 @@ def _inference_export_hints(ops: Sequence[RecordedOp]) -> list[str]:
             "a training step does more"
         )
     return hints
-
-
-__all__ = ["DType", "read_graph"]

@@ -14,6 +14,9 @@ from gnnpred.graph import DType, Role
 MAX_FOLDED_ELEMENTS = 16_384  # largest constant that is evaluated; shapes and indices are far smaller
 MAX_FLOAT_ELEMENTS = 64  # floats above this are weights: never copied out of the file
 
+MAX_MASK_ELEMENTS = 1_000_000  # largest float constant whose content is looked at
+
+_MASK_NUMPY_BY_DTYPE = {DType.FP32: np.float32, DType.FP16: np.float16, DType.FP64: np.float64}
 _T = onnx.TensorProto
 DTYPE_BY_ELEMENT_TYPE: dict[int, DType] = {
     _T.FLOAT: DType.FP32, _T.DOUBLE: DType.FP64, _T.FLOAT16: DType.FP16, _T.BFLOAT16: DType.BF16,
@@ -115,6 +118,19 @@ class Value:
             if self.dtype is not DType.STRING and self.num_elements <= limit:
                 self._array = _array_of(proto)
         return self._array
+
+    def looks_like_mask(self) -> bool:
+        """Whether a stored float tensor holds nothing but zeros and very negative numbers (attention masks)."""
+        proto = self._proto
+        numpy_dtype = _MASK_NUMPY_BY_DTYPE.get(self.dtype)
+        if proto is None or self.num_elements > MAX_MASK_ELEMENTS or numpy_dtype is None:
+            return False
+        if len(proto.raw_data) % np.dtype(numpy_dtype).itemsize:
+            return False  # damaged
+        numbers = np.frombuffer(proto.raw_data[: self.num_elements * int(self.dtype.bytes_per_element)], numpy_dtype)
+        if numbers.size == 0 and self.dtype is DType.FP32:
+            numbers = np.array(proto.float_data, np.float32)
+        return numbers.size > 1 and bool(numbers.min() <= -100 and np.all((numbers == 0) | (numbers <= -100)))
 
 
 def _array_of(proto: onnx.TensorProto) -> np.ndarray | None:

@@ -31,6 +31,7 @@ MAX_TRIP_COUNT = 1_000_000
 MAX_DECLARED_DIM = 2**40
 # what a malformed node can trip in a handler; everything else is a bug of ours and must surface
 _BROKEN_NODE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+_NO_ONNX_INFERENCE = (onnx.defs.SchemaError, shape_inference.InferenceError, onnx.checker.ValidationError)
 
 
 @dataclass
@@ -81,6 +82,7 @@ class Walker:
         self._function_protos = functions
         self._functions: dict[tuple[str, str], Function] = {}
         self._opset_imports = list(opset_imports)
+        self._prefix = ""  # makes names of tensors inside functions unique
         self._num_walked = 0
         self._depth = 0
         self.num_outputs = 0
@@ -141,7 +143,7 @@ class Walker:
                     continue
                 value = outputs[position] if position < len(outputs) else self._guessed(node, name, inputs, scope)
                 if not value.name:
-                    value.name = name
+                    value.name = self._prefix + name
                 scope.values[name] = value
         self._depth -= 1
 
@@ -183,9 +185,18 @@ class Walker:
                 return self._fallback(node, inputs, scope)
             if node.op_type in ("Constant", "ConstantOfShape"):
                 self._classify_constant(node, inputs, outputs[0], scope)
+            if len(builder.ops) - num_ops > 1:
+                self._name_intermediates(builder.ops[num_ops:], node, outputs)
             self._count(outputs)
             return outputs
         return self._fallback(node, inputs, scope)
+
+    def _name_intermediates(self, ops: Sequence[RecordedOp], node: Node, outputs: Sequence[Value]) -> None:
+        named = {id(value) for value in outputs}
+        for op_idx, op in enumerate(ops):
+            for position, value in enumerate(op.outputs):
+                if id(value) not in named and not value.name:
+                    value.name = f"{self._prefix}{node.outputs[0]}:{op_idx}.{position}"
 
     def _classify_constant(self, node: Node, inputs: list[Value | None], value: Value, scope: Scope) -> None:
         name = node.outputs[0]
@@ -211,7 +222,10 @@ class Walker:
             values[name] = None
         scope = Scope(values, call_attributes={**function.defaults, **node.attributes})
         scope.weights, scope.statistics = weight_slot_names(function.nodes)
+        outer_prefix = self._prefix
+        self._prefix = f"{outer_prefix}{next((name for name in node.outputs if name), node.name)}/"
         self._walk_nodes(function.nodes, scope)
+        self._prefix = outer_prefix
         try:
             return [scope.find(name) for name in function.outputs]
         except KeyError as missing:
@@ -404,7 +418,7 @@ class Walker:
             }
             imports = [onnx.helper.make_opsetid(node.domain, version)]
             found = shape_inference.infer_node_outputs(schema, node.proto, types, data, opset_imports=imports)
-        except (onnx.defs.SchemaError, shape_inference.InferenceError, RuntimeError, KeyError, ValueError, TypeError):
+        except (*_NO_ONNX_INFERENCE, RuntimeError, KeyError, ValueError, TypeError):
             return {}
         specs = {}
         for name, proto in found.items():
