@@ -8,6 +8,7 @@ A **node** is a forward op together with what belongs to it in the other compone
 the casts autocast adds for it, gradient accumulation); the optimizer ops are nodes of their own.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -319,14 +320,14 @@ class GraphArrays:
 
 
 def framework_version_number(text: str) -> float:
-    """``1.12.1a0+git`` -> 1.12 as 1 + 12/20 (a number that grows with releases); 0 where unknown."""
-    parts = text.split("+")[0].split(".")
-    try:
-        major = int(parts[0])
-        minor = int("".join(c for c in parts[1] if c.isdigit()) or 0) if len(parts) > 1 else 0
-    except ValueError:
-        return 0.0
-    return major + min(minor, 19) / 20
+    """``1.12.1a0+git`` -> 1.6: major + minor / 20, a number that grows with releases; 0 where unknown.
+
+    Container names may stand around it (``ngc-20.03 (1.5)``): the first pair with a major below 10 counts.
+    """
+    for major, minor in re.findall(r"(\d+)(?:\.(\d+))?", text):
+        if int(major) < 10:
+            return int(major) + min(int(minor or 0), 19) / 20
+    return 0.0
 
 
 def has_fused_attention(job: JobSpec) -> bool:
