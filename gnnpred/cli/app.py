@@ -6,10 +6,12 @@ import typer
 
 from gnnpred.cli.dataset import dataset_app
 from gnnpred.cli.devices import devices
+from gnnpred.cli.evaluate import evaluate
 from gnnpred.cli.export import export
 from gnnpred.cli.inspect import inspect
 from gnnpred.cli.predict import predict
 from gnnpred.cli.score import score
+from gnnpred.cli.train import train
 
 app = typer.Typer(
     name="gnnpred",
@@ -24,6 +26,8 @@ app.command()(inspect)
 app.command()(devices)
 app.command()(export)
 app.add_typer(dataset_app, name="dataset")
+app.command()(train)
+app.command()(evaluate)
 
 
 def _print_version(wanted: bool) -> None:
