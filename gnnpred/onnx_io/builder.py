@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from gnnpred.errors import GnnpredError
 from gnnpred.graph import DType, Role
 from gnnpred.onnx_io.values import Value, value_of_array
 
+MAX_DIM = 2**70  # a whole tensor may have 2**50 elements; the prime that stands for the batch comes on top
 MAX_FOLDED_TOTAL = 8_000_000  # elements of all evaluated constants together: bounds memory
 
 
@@ -58,9 +60,6 @@ class Builder:
         self.op_name = ""
         self.notes: dict[str, None] = {}  # ordered set
         self.batch_guesses = 0
-        self.shape_guesses = 0
-        self.num_values = 0
-        self.first_shape_guess = ""
         self.folded_elements = 0
 
     # --- values -------------------------------------------------------------------------------
@@ -117,13 +116,23 @@ class Builder:
         exact = all(value.exact for value in present)
         outputs = []
         for shape, dtype in zip(shapes, dtypes, strict=True):
+            self._check_shape(shape)
             output = Value(tuple(shape), dtype or present[0].dtype, role, exact=exact)
             self._inherit_batch_position(present, output)
             outputs.append(output)
-        self.num_values += len(outputs)
         if role is not Role.CONSTANT:
             self.ops.append(RecordedOp(kind, present, outputs, attributes, self.op_name, self.repeats))
         return outputs
+
+    def _check_shape(self, shape: Sequence[int]) -> None:
+        for dim in shape:
+            if type(dim) is not int or dim < 0:
+                raise ShapeUnknown(f"{tuple(shape)} is no shape")
+            if dim > MAX_DIM:
+                raise GnnpredError(
+                    f"node {self.op_name!r} makes a tensor of shape {tuple(shape)}, which is absurdly large; "
+                    "check the batch size and the bound dimensions"
+                )
 
     def _inherit_batch_position(self, inputs: Sequence[Value], output: Value) -> None:
         # only merged axes whose batch is not the outermost factor carry this, so the loop is short

@@ -67,7 +67,7 @@ def _declared_input(value: onnx.ValueInfoProto, where: str) -> InputSpec:
     dims: list[Dim] = []
     for axis, dim in enumerate(tensor.shape.dim):
         which = dim.WhichOneof("value")
-        if which == "dim_param" and dim.dim_param.strip():
+        if which == "dim_param" and re.search(r"\w", dim.dim_param):  # some exporters write "?" for every open one
             dims.append(normalised(dim.dim_param))
         elif which == "dim_value" and (dim.dim_value > 0 or (dim.dim_value == 0 and axis > 0)):
             dims.append(dim.dim_value)  # a size of 0 past the first axis is a real empty tensor
@@ -103,11 +103,12 @@ def bind_inputs(
         batch_size = given[symbol]
     open_symbols = _open_symbols(inputs, batch_symbols, given)
     if open_symbols:
-        shown = ", ".join(
-            f"{symbol!r} (input {name!r} {_shape_text(shape)})" for symbol, (name, shape) in open_symbols.items()
-        )
+        shapes = {name: _shape_text(shape) for name, shape in open_symbols.values()}
         advice = " ".join(f"--dim {symbol}=VALUE" for symbol in open_symbols)
-        raise GnnpredError(f"{where}: open dimension {shown}; give it with {advice}")
+        raise GnnpredError(
+            f"{where}: open dimension {', '.join(map(repr, open_symbols))} of input "
+            f"{', '.join(f'{name!r} {text}' for name, text in shapes.items())}; give it with {advice}"
+        )
     taken = sizes_in_file | set(given.values())
     taken |= {dim for spec in inputs for dim in spec.dims or () if isinstance(dim, int)}
     prime = next((p for p in PRIMES if not any(size and size % p == 0 for size in taken)), PRIMES[-1])

@@ -24,7 +24,7 @@ class AttributeReference:
 class Subgraph:
     """Body of an If, Loop or Scan (parsed once)."""
 
-    __slots__ = ("initializers", "inputs", "nodes", "outputs", "value_info")
+    __slots__ = ("_free_names", "initializers", "inputs", "nodes", "outputs", "value_info", "weight_slots")
 
     def __init__(self, proto: onnx.GraphProto) -> None:
         self.nodes = [Node(node) for node in proto.node]
@@ -32,9 +32,16 @@ class Subgraph:
         self.outputs = [value.name for value in proto.output]
         self.initializers = list(proto.initializer)
         self.value_info = list(proto.value_info) + list(proto.output)
+        self.weight_slots: tuple[set[str], set[str]] | None = None  # found once by parameters.weight_slot_names
+        self._free_names: set[str] | None = None
 
     def free_names(self) -> set[str]:
         """Names that the body takes from the graphs around it."""
+        if self._free_names is None:
+            self._free_names = self._find_free_names()
+        return self._free_names
+
+    def _find_free_names(self) -> set[str]:
         made = set(self.inputs) | {tensor.name for tensor in self.initializers}
         free: set[str] = set()
         for node in self.nodes:

@@ -190,7 +190,10 @@ def qlinear_conv(builder: Builder, node: Node, inputs: Inputs) -> list[Value]:
 
 @handles("DeformConv")
 def deform_conv(builder: Builder, node: Node, inputs: Inputs) -> list[Value]:
-    return [emit_conv(builder, node, required(inputs, 0), required(inputs, 1), optional(inputs, 3))]
+    x, weight, _, bias = (optional(inputs, position) for position in range(4))
+    if x is None or weight is None:
+        raise ShapeUnknown("DeformConv without input or weight")
+    return [emit_conv(builder, node, x, weight, bias)]
 
 
 def emit_conv(
@@ -200,6 +203,9 @@ def emit_conv(
     rank = x.rank - 2
     if rank < 1 or weight.rank != x.rank:
         raise ShapeUnknown("Conv input and weight ranks differ")
+    groups = node.get("group", 1)
+    if groups < 1 or weight.shape[1] * groups != x.shape[1]:
+        raise ShapeUnknown(f"a Conv weight {weight.shape} in {groups} groups does not fit an input {x.shape}")
     kernel = tuple(weight.shape[2:])
     stride, dilation, pads = window(node, x.shape[2:], kernel)
     spatial = [
@@ -215,7 +221,7 @@ def emit_conv(
         stride=stride,
         dilation=dilation,
         padding=_padding(pads, rank),
-        groups=node.get("group", 1),
+        groups=groups,
     )
 
 

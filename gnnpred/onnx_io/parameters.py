@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from gnnpred.graph import Role
-from gnnpred.onnx_io.nodes import Node
+from gnnpred.onnx_io.nodes import Node, Subgraph
 from gnnpred.onnx_io.values import Value
 
 # input positions that a framework fills with a weight
@@ -52,10 +52,17 @@ def weight_slot_names(nodes: Sequence[Node]) -> tuple[set[str], set[str]]:
         if node.op_type in _PASS_THROUGH and inputs and node.outputs and node.outputs[0] in weights:
             weights.add(inputs[0])
         for body in node.subgraphs():
-            inner_weights, inner_statistics = weight_slot_names(body.nodes)
+            inner_weights, inner_statistics = body_weight_slots(body)
             weights |= inner_weights
             statistics |= inner_statistics
     return weights, statistics
+
+
+def body_weight_slots(body: Subgraph) -> tuple[set[str], set[str]]:
+    """The same for an If, Loop or Scan body, found once."""
+    if body.weight_slots is None:
+        body.weight_slots = weight_slot_names(body.nodes)
+    return body.weight_slots
 
 
 def role_of_stored(value: Value, *, in_weight_slot: bool, is_statistic: bool, from_node: bool) -> Role:

@@ -14,7 +14,7 @@ from gnnpred.onnx_io.builder import BatchBinding, Builder, RecordedOp
 from gnnpred.onnx_io.dimensions import BoundInputs, bind_inputs, declared_inputs
 from gnnpred.onnx_io.loading import NEWEST_OPSET, OLDEST_OPSET, default_opset, load_model
 from gnnpred.onnx_io.values import Value
-from gnnpred.onnx_io.walk import Walker
+from gnnpred.onnx_io.walk import ParsedGraph, Walker
 from gnnpred.passes.batch import rebind_batch
 
 MAX_VALUE_ELEMENTS = 64  # of constants that patterns may look at
@@ -48,15 +48,17 @@ def read_graph(
         sizes_in_file=sizes_in_file,
         where=where,
     )
+    parsed = ParsedGraph(model.graph, where)
     if bound.binding.baked_size is not None:
-        return _read_baked(model, bound, opset, where)
-    builder, walker, outputs = _walk(model, bound.values, bound, bound.binding, opset, where)
+        return _read_baked(model, parsed, bound, opset, where)
+    builder, walker, outputs = _walk(model, parsed, bound.values, bound, bound.binding, opset, where)
     _note_oddities(builder, walker, opset)
     return _assemble(builder, walker, model, bound, outputs, where, _TensorTable(bound.binding, bound.batch_size))
 
 
 def _walk(
     model: onnx.ModelProto,
+    parsed: ParsedGraph,
     inputs: Mapping[str, Value],
     bound: BoundInputs,
     binding: BatchBinding,
@@ -68,10 +70,10 @@ def _walk(
         builder.note(text)
     functions = {(function.domain, function.name): function for function in model.functions}
     walker = Walker(builder, functions=functions, symbols=bound.symbols, opset_imports=model.opset_import, where=where)
-    return builder, walker, walker.walk_graph(model.graph, inputs)
+    return builder, walker, walker.walk_graph(parsed, inputs)
 
 
-def _read_baked(model: onnx.ModelProto, bound: BoundInputs, opset: int, where: str) -> OpGraph:
+def _read_baked(model: onnx.ModelProto, parsed: ParsedGraph, bound: BoundInputs, opset: int, where: str) -> OpGraph:
     """A graph whose batch is baked in: exact at that batch, and rebound by axes that a second walk finds.
 
     The first walk takes every shape as the file has it. The second carries a prime in place of the
@@ -82,10 +84,10 @@ def _read_baked(model: onnx.ModelProto, bound: BoundInputs, opset: int, where: s
         name: Value(bound.binding.at(value.shape, baked), value.dtype, value.role, name=name, exact=value.exact)
         for name, value in bound.values.items()
     }
-    builder, walker, outputs = _walk(model, plain_inputs, bound, BatchBinding(), opset, where)
+    builder, walker, outputs = _walk(model, parsed, plain_inputs, bound, BatchBinding(), opset, where)
     carried_shapes: dict[str, tuple[int, ...]] = {name: value.shape for name, value in bound.values.items()}
     try:
-        carrier, _, _ = _walk(model, bound.values, bound, bound.binding, opset, where)
+        carrier, _, _ = _walk(model, parsed, bound.values, bound, bound.binding, opset, where)
         for op in carrier.ops:
             for value in op.outputs:
                 carried_shapes[value.name] = value.shape
@@ -117,13 +119,16 @@ def _note_oddities(builder: Builder, walker: Walker, opset: int) -> None:
             f"the batch axis of {builder.batch_guesses} tensors was guessed; "
             "an export with a symbolic batch dimension is more exact"
         )
-    if walker.num_exact < walker.num_outputs:
-        first = f", the first at {builder.first_shape_guess}" if builder.first_shape_guess else ""
+    tally = walker.tally
+    if tally.num_exact < tally.num_outputs:
+        first = f", the first at {tally.first_guess}" if tally.first_guess else ""
         builder.note(
-            f"{walker.num_outputs - walker.num_exact} of {walker.num_outputs} tensor shapes rest on a guess{first}"
+            f"{tally.num_outputs - tally.num_exact} of {tally.num_outputs} tensor shapes rest on a guess{first}"
         )
-    for label, count in walker.unsupported.items():
-        builder.note(f"{count} op(s) {label} have no rule and are counted as one pass over their data")
+    for label, count in tally.unsupported.items():
+        builder.note(f"{label} ({count} times) is not known here; it is counted as one pass over its data")
+    for label, count in tally.misfits.items():
+        builder.note(f"{label} ({count} times) did not fit its inputs; it is counted as one pass over its data")
 
 
 def _assemble(
@@ -159,8 +164,8 @@ def _assemble(
             "format": "onnx",
             "opset": builder.opset,
             "producer": f"{model.producer_name} {model.producer_version}".strip(),
-            "shape_coverage": walker.num_exact / max(1, walker.num_outputs),
-            "unsupported": dict(walker.unsupported),
+            "shape_coverage": walker.tally.num_exact / max(1, walker.tally.num_outputs),
+            "unsupported": {**walker.tally.unsupported, **walker.tally.misfits},
         },
     )
 
@@ -253,9 +258,18 @@ def _inference_export_hints(ops: Sequence[RecordedOp]) -> list[str]:
     convs = [op for op in ops if op.kind == "conv"]
     with_bias = sum(len(op.inputs) > 2 for op in convs)
     norms = sum(counts.get(kind, 0) for kind in ("batch_norm", "group_norm", "layer_norm", "reduce_mean"))
+    is_language_model = counts.get("embedding", 0) and counts.get("linear", 0) > 3 and counts.get("layer_norm", 0) > 3
+    if (
+        is_language_model
+        and counts.get("gelu", 0) + counts.get("erf", 0) + counts.get("tanh", 0)
+        and not counts.get("dropout", 0)
+    ):
+        hints.append(
+            "may be an inference export: a language model without Dropout; a training step usually runs it as well"
+        )
     if len(convs) >= _CONV_NET_MIN_CONVS and with_bias == len(convs) and norms <= 1:
         hints.append(
-            "looks like an inference export: every convolution has a bias and there is no BatchNorm (folded?); "
+            "may be an inference export: every convolution has a bias and there is no BatchNorm (folded?); "
             "a training step does more"
         )
     return hints

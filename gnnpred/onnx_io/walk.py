@@ -17,13 +17,13 @@ from onnx import numpy_helper, shape_inference
 from gnnpred.errors import GnnpredError
 from gnnpred.graph import DType, Role
 from gnnpred.onnx_io import ops_contrib, ops_elementwise, ops_matmul, ops_reduce, ops_shape  # noqa: F401 - register
-from gnnpred.onnx_io.builder import Builder, RecordedOp
+from gnnpred.onnx_io.builder import Builder, RecordedOp, ShapeUnknown
 from gnnpred.onnx_io.dimensions import evaluate_dim, normalised
 from gnnpred.onnx_io.folding import fold
 from gnnpred.onnx_io.handlers import HANDLERS
 from gnnpred.onnx_io.loading import MAX_NODES
 from gnnpred.onnx_io.nodes import Node, Subgraph, topological_order
-from gnnpred.onnx_io.parameters import role_of_stored, weight_slot_names
+from gnnpred.onnx_io.parameters import body_weight_slots, role_of_stored, weight_slot_names
 from gnnpred.onnx_io.values import DTYPE_BY_ELEMENT_TYPE, ELEMENT_TYPE_BY_DTYPE, Value, dtype_of
 
 MAX_DEPTH = 64  # nested bodies and function calls
@@ -34,6 +34,18 @@ _BROKEN_NODE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticEr
 _NO_ONNX_INFERENCE = (onnx.defs.SchemaError, shape_inference.InferenceError, onnx.checker.ValidationError)
 
 
+class ParsedGraph:
+    """The main graph's nodes in topological order, with what reaches weight slots; walked once or twice."""
+
+    def __init__(self, graph: onnx.GraphProto, where: str) -> None:
+        self.proto = graph
+        nodes = [Node(proto) for proto in graph.node]
+        known = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+        known |= {sparse.values.name for sparse in graph.sparse_initializer}
+        self.nodes = topological_order(nodes, known, where)
+        self.weights, self.statistics = weight_slot_names(self.nodes)
+
+
 @dataclass
 class Function:
     """A local function, parsed and ordered once."""
@@ -42,6 +54,25 @@ class Function:
     outputs: list[str]
     nodes: list[Node]
     defaults: dict[str, Any]
+
+
+@dataclass
+class Tally:
+    """What the walk counts; an If keeps the counts of the branch it takes."""
+
+    num_outputs: int = 0
+    num_exact: int = 0
+    first_guess: str = ""
+    unsupported: dict[str, int] = field(default_factory=dict)  # op types without a rule
+    misfits: dict[str, int] = field(default_factory=dict)  # op types with a rule that did not apply
+
+    def add(self, other: Tally) -> None:
+        self.num_outputs += other.num_outputs
+        self.num_exact += other.num_exact
+        self.first_guess = self.first_guess or other.first_guess
+        for mine, theirs in ((self.unsupported, other.unsupported), (self.misfits, other.misfits)):
+            for label, count in theirs.items():
+                mine[label] = mine.get(label, 0) + count
 
 
 @dataclass
@@ -85,26 +116,23 @@ class Walker:
         self._prefix = ""  # makes names of tensors inside functions unique
         self._num_walked = 0
         self._depth = 0
-        self.num_outputs = 0
-        self.num_exact = 0
-        self.unsupported: dict[str, int] = {}
+        self.tally = Tally()
 
     # --- nodes --------------------------------------------------------------------------------
 
-    def walk_graph(self, graph: onnx.GraphProto, inputs: Mapping[str, Value]) -> list[Value]:
+    def walk_graph(self, parsed: ParsedGraph, inputs: Mapping[str, Value]) -> list[Value]:
         """Walk the main graph; returns its outputs."""
-        nodes = [Node(proto) for proto in graph.node]
+        graph = parsed.proto
         scope = Scope(dict(inputs))
         scope.declared = {info.name: info for info in (*graph.value_info, *graph.output)}
-        scope.weights, scope.statistics = weight_slot_names(nodes)
+        scope.weights, scope.statistics = parsed.weights, parsed.statistics
         for tensor in graph.initializer:
             scope.values[tensor.name] = self._stored_value(scope, tensor)
         for sparse in graph.sparse_initializer:
             dtype = dtype_of(sparse.values.data_type, f"{self.where}: initializer {sparse.values.name!r}")
             value = Value(tuple(sparse.dims), dtype, Role.PARAMETER, name=sparse.values.name)
             scope.values[value.name] = value
-        nodes = topological_order(nodes, set(scope.values), self.where)
-        self._walk_nodes(nodes, scope)
+        self._walk_nodes(parsed.nodes, scope)
         outputs = []
         for output in graph.output:
             value = scope.values.get(output.name)
@@ -180,9 +208,10 @@ class Walker:
             num_ops = len(builder.ops)
             try:
                 outputs = handler(builder, node, inputs)
-            except _BROKEN_NODE:
+            except _BROKEN_NODE as error:
                 del builder.ops[num_ops:]
-                return self._fallback(node, inputs, scope)
+                reason = str(error) if isinstance(error, ShapeUnknown) else "its inputs or attributes do not fit"
+                return self._fallback(node, inputs, scope, reason)
             if node.op_type in ("Constant", "ConstantOfShape"):
                 self._classify_constant(node, inputs, outputs[0], scope)
             if len(builder.ops) - num_ops > 1:
@@ -208,8 +237,8 @@ class Walker:
             value.role = Role.CONSTANT  # zeros and masks, however large
 
     def _count(self, outputs: Sequence[Value]) -> None:
-        self.num_outputs += len(outputs)
-        self.num_exact += sum(value.exact for value in outputs)
+        self.tally.num_outputs += len(outputs)
+        self.tally.num_exact += sum(value.exact for value in outputs)
 
     # --- local functions ----------------------------------------------------------------------
 
@@ -244,7 +273,7 @@ class Walker:
         """Walk a body with its formal inputs bound; returns its outputs."""
         inner = Scope(dict(zip(body.inputs, inputs, strict=False)), scope, scope.call_attributes)
         inner.declared = {info.name: info for info in body.value_info}
-        inner.weights, inner.statistics = weight_slot_names(body.nodes)
+        inner.weights, inner.statistics = body_weight_slots(body)
         for tensor in body.initializers:
             inner.values[tensor.name] = self._stored_value(inner, tensor)
         self._walk_nodes(self._ordered(body, inner), inner)
@@ -274,15 +303,16 @@ class Walker:
         condition = builder.number(inputs[0]) if inputs else None
         if condition is not None and inputs[0].exact:
             return self.walk_body(branches[0 if condition else 1], [], scope)
-        walked: list[tuple[list[RecordedOp], list[Value]]] = []
-        outer_ops = builder.ops
+        walked: list[tuple[list[RecordedOp], list[Value], Tally]] = []
+        outer_ops, outer_tally = builder.ops, self.tally
         for body in branches:
-            builder.ops = []
+            builder.ops, self.tally = [], Tally()
             outputs = self.walk_body(body, [], scope)
-            walked.append((builder.ops, outputs))
-        builder.ops = outer_ops
-        ops, outputs = max(walked, key=lambda branch: _rough_cost(branch[0]))
+            walked.append((builder.ops, outputs, self.tally))
+        builder.ops, self.tally = outer_ops, outer_tally
+        ops, outputs, tally = max(walked, key=lambda branch: _rough_cost(branch[0]))
         builder.ops.extend(ops)
+        self.tally.add(tally)
         builder.note(f"{node.label}: the condition depends on the data; the costlier branch is counted")
         return [self._as_data(value) for value in outputs]
 
@@ -297,12 +327,12 @@ class Walker:
         if type(body) is not Subgraph or len(inputs) < 2:
             return self._fallback(node, inputs, scope)
         trips = builder.number(inputs[0])
-        trips = self._trip_count(node, None if trips is None or trips > MAX_TRIP_COUNT else int(trips))
+        trips = self._trip_count(node, None if trips is None or trips > MAX_TRIP_COUNT else max(0, int(trips)))
         iteration = Value((), DType.INT64, Role.CONSTANT)
         keep_going = Value((), DType.BOOL, Role.CONSTANT)
         state = [self._changing(value) for value in inputs[2:]]
         outputs = self._repeated_body(body, [iteration, keep_going, *state], scope, trips)[1:]
-        return self._loop_outputs(outputs, len(state), trips or 1)
+        return self._loop_outputs(outputs, len(state), 1 if trips is None else trips)
 
     def _walk_scan(self, node: Node, inputs: list[Value | None], scope: Scope) -> list[Value]:
         body, num_scanned = node.get("body"), node.get("num_scan_inputs", 0)
@@ -320,7 +350,7 @@ class Walker:
             slices.append(self.builder.emit("slice", [value], shape, axes=(axis,), steps=(1,), drop_axes=True))
         trips = self._trip_count(node, trips if trips <= MAX_TRIP_COUNT else None)
         outputs = self._repeated_body(body, [*state, *slices], scope, trips)
-        return self._loop_outputs(outputs, len(state), trips or 1)
+        return self._loop_outputs(outputs, len(state), 1 if trips is None else trips)
 
     def _trip_count(self, node: Node, trips: int | None) -> int | None:
         if trips is None:
@@ -339,11 +369,19 @@ class Walker:
         self, body: Subgraph, inputs: list[Value | None], scope: Scope, trips: int | None
     ) -> list[Value]:
         builder = self.builder
-        outer = builder.repeats
+        outer, num_ops = builder.repeats, len(builder.ops)
         builder.repeats = min(outer * max(1, trips or 1), MAX_TRIP_COUNT)
         outputs = self.walk_body(body, inputs, scope)
         builder.repeats = outer
+        if trips == 0:  # never entered: the state passes through
+            del builder.ops[num_ops:]
+            num_passed = len(outputs)
+            passed = [value for value in inputs[1:] if value is not None][:num_passed]
+            return [*passed, *(self._empty(value) for value in outputs[len(passed) :])]
         return outputs
+
+    def _empty(self, value: Value) -> Value:
+        return Value(value.shape, value.dtype, Role.CONSTANT, exact=value.exact)
 
     def _loop_outputs(self, outputs: list[Value], num_state: int, trips: int) -> list[Value]:
         stacked = [
@@ -353,7 +391,7 @@ class Walker:
 
     # --- nodes without a rule -----------------------------------------------------------------
 
-    def _fallback(self, node: Node, inputs: list[Value | None], scope: Scope) -> list[Value]:
+    def _fallback(self, node: Node, inputs: list[Value | None], scope: Scope, reason: str = "") -> list[Value]:
         """Shapes from onnx's own inference, then the file's value_info, then the first input."""
         builder = self.builder
         present = [value for value in inputs if value is not None]
@@ -365,8 +403,8 @@ class Walker:
                 exact = False
                 like = next((value for value in present if value.depends_on_data), present[0] if present else None)
                 spec = (like.shape, like.dtype) if like is not None else ((), DType.FP32)
-                builder.shape_guesses += 1
-                builder.first_shape_guess = builder.first_shape_guess or node.label
+                if not self.tally.first_guess:
+                    self.tally.first_guess = f"{node.label} ({reason})" if reason else node.label
             shapes.append(spec[0])
             dtypes.append(spec[1])
         known_op = (node.domain, node.op_type) in HANDLERS
@@ -377,7 +415,8 @@ class Walker:
         for output in outputs:
             output.exact = output.exact and exact
         if outputs and outputs[0].role is not Role.CONSTANT:
-            self.unsupported[label] = self.unsupported.get(label, 0) + 1
+            counts = self.tally.misfits if known_op else self.tally.unsupported
+            counts[label] = counts.get(label, 0) + 1
         self._count(outputs)
         return outputs
 
