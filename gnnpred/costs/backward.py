@@ -191,11 +191,14 @@ def _pad_backward(op: Op, s: Sizes) -> RawCost:
 
 
 def _cross_entropy_backward(op: Op, s: Sizes) -> RawCost:
-    """nll_loss: zero fill and one write per row; log_softmax: reads that and the log-probabilities, writes dlogits."""
-    logits = op.inputs[-1]
-    elements = s.elements[logits]
-    wide = elements * s.width[op.inputs[0]]  # the loss's type is that of the log-probabilities
-    return 5 * elements, 2 * wide, wide + s.written(op.outputs), 3
+    """nll_loss: zero fill and one write per row, in the loss's type, converted to that of the logits where it differs;
+    log_softmax: reads that and the log-probabilities, writes the gradient of the logits."""
+    grad, result = op.inputs[0], op.outputs[0]
+    size = s.bytes[result]
+    wide = s.elements[result] * s.width[grad]
+    if s.width[grad] != s.width[result]:
+        return 5 * s.elements[result], wide + 2 * size, wide + 2 * size, 4
+    return 5 * s.elements[result], 2 * size, 2 * size, 3
 
 
 def _pointwise_loss_backward(op: Op, s: Sizes) -> RawCost:

@@ -175,14 +175,19 @@ def _rope(op: Op, s: Sizes) -> RawCost:
 
 
 def _cross_entropy(op: Op, s: Sizes) -> RawCost:
-    """log_softmax reads logits and writes log-probabilities in the loss's type; nll_loss reads one per row."""
+    """log_softmax reads logits and writes log-probabilities of their type; nll_loss reads one of them per row.
+
+    Where the loss is wider than the logits (autocast), the log-probabilities are converted in between.
+    """
     logits = op.inputs[0]
     elements = s.elements[logits]
     shape = s.tensors[logits].shape
     axis = op.attributes.get("axis", 1 if len(shape) > 1 else -1)
     rows = elements // max(shape[axis] if shape else 1, 1)
-    width = s.width[op.outputs[0]]
-    return 5 * elements, s.read((logits,)) + rows * (width + 8), elements * width, 2
+    size, width = s.bytes[logits], s.width[op.outputs[0]]
+    cast = elements * width if width != s.width[logits] else 0
+    read = s.read((logits,)) + rows * (width + 8)  # with an int64 target per row
+    return 5 * elements, read + (size if cast else 0), size + cast, 3 if cast else 2
 
 
 def _pointwise_loss(op: Op, s: Sizes) -> RawCost:

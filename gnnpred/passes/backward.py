@@ -22,7 +22,7 @@ from gnnpred.errors import UsageError
 from gnnpred.graph import Component, DType, Op, OpGraph, OpPhase, Role, TensorSpec
 from gnnpred.job import OPTIMIZERS, Phase
 from gnnpred.op_kinds import Category, category_of
-from gnnpred.passes.precision import has_fused_upcast, parse_version
+from gnnpred.passes.precision import parse_version
 
 
 def _kinds(names: str) -> frozenset[str]:
@@ -232,21 +232,6 @@ def _append_loss(tape: _Tape, output: int, *, first: bool, in_fp32: bool) -> int
     dtype = spec.dtype
     if in_fp32 and dtype in (DType.FP16, DType.BF16):
         dtype = DType.FP32
-        if not has_fused_upcast(kind, spec.dtype):
-            tape.tensors.append(TensorSpec(spec.shape, DType.FP32, Role.ACTIVATION, spec.batch_axes))
-            cast = len(tape.tensors) - 1
-            tape.producer[cast] = len(tape.ops)
-            tape.ops.append(
-                Op(
-                    "cast",
-                    (output,),
-                    (cast,),
-                    component=Component.CAST,
-                    compute_dtype=DType.FP32,
-                    forward_op_idx=len(tape.ops) + 1,
-                )
-            )
-            output = cast
     tape.tensors.append(TensorSpec((), dtype, Role.ACTIVATION, name="loss"))
     result = len(tape.tensors) - 1
     tape.producer[result] = len(tape.ops)

@@ -39,11 +39,13 @@ _WIDTH = {DType.FP8: 0, DType.FP16: 1, DType.BF16: 1, DType.FP32: 2, DType.TF32:
 _MATMUL_KINDS = frozenset({"linear", "matmul", "einsum", "sdpa"})
 _CONV_KINDS = frozenset({"conv", "conv_transpose", "lstm", "gru", "rnn"})  # the cuDNN switch covers RNNs too
 
-# Several kernels, of which only a later one is on the fp32 list: the input is read in its own type.
-_READS_OWN_TYPE = frozenset({"local_response_norm", "l2_norm"})
+# Several kernels, of which only a later one is on the fp32 list: the input is read in its own type. Cross-entropy asks
+# log_softmax for the type of the logits, so that only nll_loss runs in fp32 (cross_entropy_loss in
+# aten/src/ATen/native/LossNLL.cpp).
+_READS_OWN_TYPE = frozenset({"local_response_norm", "l2_norm", "cross_entropy"})
 # fp32_set_opt_dtype ops that have a kernel reading half and writing fp32 only for fp16: softmax() in
 # aten/src/ATen/native/SoftMax.cpp converts a bfloat16 input first.
-_FUSED_UPCAST_FP16_ONLY = frozenset({"softmax", "log_softmax", "cross_entropy"})
+_FUSED_UPCAST_FP16_ONLY = frozenset({"softmax", "log_softmax"})
 
 
 class AutocastRule:
