@@ -468,6 +468,9 @@ def _record_convolution(recorder, args, kwargs, outputs):
         values = tuple(values)
         return values * rank if len(values) == 1 else values
 
+    if groups >= recorder.batch_size and groups % recorder.batch_size == 0:
+        groups //= recorder.batch_size  # one group per sample (conditional convolution): the weight carries the batch
+
     recorder.record(
         "conv_transpose" if transposed else "conv",
         [x, weight, *([bias] if bias is not None else [])],

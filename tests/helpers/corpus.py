@@ -7,8 +7,10 @@ from gnnpred.job import ActivationRule, Phase, Precision
 
 def make_row(**changes) -> MeasurementRow:
     fields = {
-        "row_id": "abc", "source_id": "some-source", "source": "owner/name@1:file", "model": "resnet18", "graph_id": "g",
-        "architecture": "a", "family": "resnet", "phase": Phase.TRAIN, "framework": "pytorch", "framework_version": "1.12",
+        "row_id": "abc", "source_id": "some-source", "source": "owner/name@1:file", "model": "resnet18",
+        "graph_id": "g",
+        "architecture": "a", "family": "resnet", "phase": Phase.TRAIN, "framework": "pytorch",
+        "framework_version": "1.12",
         "cuda": "11.3", "device": "RTX3090", "precision": Precision.MIXED, "activation_rule": ActivationRule.AUTOCAST,
         "tf32_matmul": False, "memory_format": "nhwc", "compiler": "eager", "batch_size": 32, "input": "3x224x224",
         "optimizer": "sgd", "grad_accum": 1, "host_copy": True, "data_loader": False, "input_gradient": False, "os": "",

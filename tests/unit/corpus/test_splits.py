@@ -56,7 +56,7 @@ def test_known_groups_stay_when_rows_are_added(tmp_path):
 
 
 def test_only_devices_with_enough_rows_are_held_out():
-    rows = _rows({"resnet": 130}) + [make_row(row_id="x", device="K80")]
+    rows = [*_rows({"resnet": 130}), make_row(row_id="x", device="K80")]
     split = make_split("device", rows)
     assert set(split.fold_by_group) == {"RTX3090", "T4"}
     assert split.fold_of(rows[-1]) is None
@@ -83,8 +83,10 @@ def test_broken_split_files_are_refused(tmp_path, content):
         ("timm:resnet50", "resnet"), ("timm:seresnext101_32x4d", "resnet"), ("torchvision:wide_resnet50_2", "resnet"),
         ("timm:resnetv2_50x1_bit", "resnet"), ("own:preact_resnet18", "resnet"), ("timm:resnest50d", "resnet"),
         ("timm:tf_efficientnet_b0", "mobile"), ("torchvision:mobilenet_v2", "mobile"), ("timm:mnasnet_100", "mobile"),
-        ("timm:vit_base_patch16_224", "vit"), ("timm:deit3_small_patch16_224", "vit"), ("timm:beit_base_patch16_224", "vit"),
-        ("timm:swin_tiny_patch4_window7_224", "swin"), ("timm:convnext_tiny", "convnext"), ("timm:regnety_032", "regnet"),
+        ("timm:vit_base_patch16_224", "vit"), ("timm:deit3_small_patch16_224", "vit"),
+        ("timm:beit_base_patch16_224", "vit"),
+        ("timm:swin_tiny_patch4_window7_224", "swin"), ("timm:convnext_tiny", "convnext"),
+        ("timm:regnety_032", "regnet"),
         ("timm:inception_resnet_v2", "inception"), ("timm:dm_nfnet_f0", "nfnet"), ("timm:nf_resnet50", "nfnet"),
         ("timm:repvgg_b0", "repvgg"), ("torchvision:vgg16_bn", "vgg"), ("timm:cspresnet50", "csp"),
         ("hf:BertForQuestionAnswering?hidden_size=768", "bert"), ("hf:GPT2LMHeadModel?n_layer=36", "gpt"),
