@@ -57,7 +57,7 @@ class ActivationRule(StrEnum):
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb", "none")
 MEMORY_FORMATS = ("nchw", "nhwc")
 COMPILERS = ("eager", "torch_compile", "xla")
-STRATEGIES = ("ddp",)
+STRATEGIES = ("ddp", "dp")  # DistributedDataParallel; nn.DataParallel (one process)
 
 
 @dataclass(frozen=True, kw_only=True)

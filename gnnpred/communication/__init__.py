@@ -1,10 +1,9 @@
 """Communication of a distributed training step: fabrics, collectives, and the timeline of a step."""
 
 from gnnpred.communication.fabrics import ClusterFabric, inter_node_names, intra_node_names, resolve_fabric
-from gnnpred.communication.timeline import STRATEGIES, StepTimeline, step_timeline
+from gnnpred.communication.timeline import StepTimeline, step_timeline
 
 __all__ = [
-    "STRATEGIES",
     "ClusterFabric",
     "StepTimeline",
     "inter_node_names",

@@ -292,7 +292,7 @@ def _resolve_inter_node(
     ports, name = _USUAL_INTER_NODE.get(intra.name, _FALLBACK_INTER_NODE)
     inter, _ = find_inter_node(name)
     warnings.append(
-        f"inter-node network not given: assumed {ports}x{name} ({inter.title}, {ports} port{'s' * (ports > 1)} a node); "
+        f"inter-node network not given: assumed {ports}x{name} ({inter.title}, ports per node: {ports}); "
         "set --inter-node"
     )
     return inter, ports

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ROWS_PER_SERIES = 40
 RANDOM_DIRECTIONS = 12
+MIN_ROWS = 10
 COLLECTIVES = {"all_reduce": "all_reduce", "all_gather": "gather", "reduce_scatter": "gather"}
 
 # Fabrics without a usable measurement take the constants of the nearest one (its efficiency at their own rate).
@@ -198,7 +199,10 @@ def pattern_search(
     smallest_step: float,
     max_rounds: int = 200,
 ) -> tuple[np.ndarray, float]:
-    """Pattern search (Hooke-Jeeves, seeded random directions where the axes fail): deterministic, no gradients, for a handful of parameters."""
+    """Pattern search (Hooke-Jeeves; seeded random directions where the axes fail).
+
+    Deterministic and without gradients, for a handful of parameters.
+    """
     generator = np.random.default_rng(0)
     best, best_loss = start.copy(), loss(start)
     for _ in range(max_rounds):
@@ -306,11 +310,10 @@ def _held_out(rows: list[Row], fit_and_predict: Callable[[list[Row], list[Row]],
         train = [row for row, k in zip(rows, keys, strict=True) if k != key]
         test = [row for row, k in zip(rows, keys, strict=True) if k == key]
         errors.append(error_pct(test, fit_and_predict(train, test)))
-    large = np.concatenate([e for e in errors])
     return {
         "unit": unit,
         "groups": len(errors),
-        "median_error_pct": round(float(np.median(large)), 1),
+        "median_error_pct": round(float(np.median(np.concatenate(errors))), 1),
         "mape_pct": round(float(np.mean([e.mean() for e in errors])), 1),
     }
 
@@ -341,7 +344,7 @@ def fit_all(rows: list[Row]) -> dict:
         links[name] = {}
         for group in ("all_reduce", "gather"):
             chosen = [r for r in local if r.fabric.intra.name == name and COLLECTIVES[r.collective] == group]
-            if len({r.fabric.gpus for r in chosen}) < 1 or len(chosen) < 10:
+            if len(chosen) < MIN_ROWS:
                 continue
             constants = fit_links(chosen)
             logger.info("%s %s: %s", name, group, constants)

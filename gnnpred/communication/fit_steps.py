@@ -329,12 +329,11 @@ def _model_family(model: str) -> str:
         "resnet50",
         "ssd",
         "maskrcnn",
-        "transformerxl",
         "transformer-xl",
         "efficientnet",
     ):
         if name.startswith(family):
-            return family.replace("transformerxl", "transformer-xl")
+            return family
     return name
 
 

@@ -24,9 +24,7 @@ from gnnpred.communication.fabrics import ClusterFabric, resolve_fabric
 from gnnpred.costs import CostState, OpCost
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.graph import OpGraph, OpPhase, Role
-from gnnpred.job import ActivationRule, JobSpec, Phase, Precision
-
-STRATEGIES = ("ddp", "dp")
+from gnnpred.job import STRATEGIES, ActivationRule, JobSpec, Phase, Precision
 
 # torch/csrc/distributed/c10d/reducer.hpp: kDefaultFirstBucketBytes, kDefaultBucketBytesCap.
 FIRST_BUCKET_BYTES = 2**20
