@@ -27,6 +27,7 @@ def drop_no_ops(editor: GraphEditor) -> None:
             or (op.kind == "dropout" and op.attributes.get("ratio") == 0)
             or (op.kind == "cast" and same_type)
             or (op.kind in ("view", "expand", "slice", "pad") and same_shape and same_type and len(op.inputs) == 1)
+            or (op.kind == "concat" and len(op.inputs) == 1)
             # exporters guard softmax against rows that are masked whole
             or (op.kind == "where" and _guards_against_nan(editor, op.inputs))
         )

@@ -26,8 +26,8 @@ def fuse_biases(editor: GraphEditor) -> None:
         bias = next((tensor for tensor in add.inputs if tensor != product), None)
         if product is None or bias is None or not editor.is_learned(bias) or not editor.is_ready(bias, op_idx):
             continue
-        channel_axis = len(editor.shape(result)) - 1 if op.kind == "linear" else 1
-        if not _is_channel_vector(editor, bias, product, channel_axis):
+        rank = len(editor.shape(product))
+        if not _is_channel_vector(editor, bias, product, rank - 1 if op.kind == "linear" else 1):
             continue
         if editor.shape(add.outputs[0]) != editor.shape(product):
             continue
@@ -38,8 +38,6 @@ def fuse_biases(editor: GraphEditor) -> None:
 def _is_channel_vector(editor: GraphEditor, bias: int, product: int, axis: int) -> bool:
     """Whether ``bias`` varies along the channel axis of ``product`` alone."""
     shape, wanted = editor.shape(bias), editor.shape(product)
-    if axis != 1:
-        axis = len(wanted) - 1
     if axis >= len(wanted) or len(shape) > len(wanted):
         return False
     padded = (1,) * (len(wanted) - len(shape)) + shape

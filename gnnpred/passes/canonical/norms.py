@@ -168,7 +168,7 @@ def _install(editor: GraphEditor, found: _Normalised) -> None:
     if per_channel and (rank > 2 or axes == (0,)):
         kind = "batch_norm"  # statistics over everything but the channels
         affine_axes = {1: shape[1]}
-    elif kind == "layer_norm" and rank >= 3 and axes == tuple(range(2, rank)):
+    elif kind == "layer_norm" and rank >= 4 and axes == tuple(range(2, rank)):
         kind = "group_norm"  # per sample and channel: instance norm
         affine_axes = {1: shape[1]}
     else:
