@@ -25,14 +25,19 @@ pytestmark = pytest.mark.models
 BATCH_SIZE = 2
 PRODUCTS = ("conv", "conv_transpose", "linear", "matmul", "sdpa")
 
-TIMM_MODELS = (
-    "resnet18 resnext50_32x4d seresnext26d_32x4d efficientnet_b0 mobilenetv3_small_100 regnety_002 convnext_atto "
-    "vit_tiny_patch16_224 deit_tiny_distilled_patch16_224 eca_nfnet_l0 densenet121 ghostnet_100 mixer_s32_224 "
-    "resmlp_12_224 poolformer_s12 cait_xxs24_224 levit_128s mobilevit_xxs crossvit_tiny_240 gmlp_ti16_224 "
-    "pvt_v2_b0 edgenext_xx_small repvgg_a0 swin_tiny_patch4_window7_224 dla34 xcit_nano_12_p16_224"
-).split()
-TORCHVISION_MODELS = "alexnet vgg11 squeezenet1_1 shufflenet_v2_x0_5 mnasnet0_5 fcn_resnet50 r3d_18 googlenet".split()
-TRANSFORMERS_MODELS = "bert gpt2 distilbert llama vit".split()
+TIMM_MODELS = [
+    "resnet18", "resnext50_32x4d", "seresnext26d_32x4d", "efficientnet_b0", "mobilenetv3_small_100", "regnety_002",
+    "convnext_atto", "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "eca_nfnet_l0", "densenet121",
+    "ghostnet_100", "mixer_s32_224", "resmlp_12_224", "poolformer_s12", "cait_xxs24_224", "levit_128s",
+    "mobilevit_xxs", "crossvit_tiny_240", "gmlp_ti16_224", "pvt_v2_b0", "edgenext_xx_small", "repvgg_a0",
+    "swin_tiny_patch4_window7_224", "dla34", "xcit_nano_12_p16_224",
+]  # fmt: skip
+TORCHVISION_MODELS = [
+    "alexnet", "vgg11", "squeezenet1_1", "shufflenet_v2_x0_5", "mnasnet0_5", "fcn_resnet50", "r3d_18", "googlenet",
+]  # fmt: skip
+TRANSFORMERS_MODELS = [
+    "bert", "gpt2", "distilbert", "llama", "vit",
+]  # fmt: skip
 
 
 def _build_timm(name):
