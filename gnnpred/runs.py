@@ -61,8 +61,6 @@ def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
         precision = Precision.MIXED
     gpus = _whole_number(row, "gpus", default=1)
     interconnect, inter_node = _fabric_of(row.get("interconnect", "")) if gpus > 1 else ("", "")
-    if gpus > 1 and _DATA_PARALLEL.search(note):
-        notes.append("DataParallel was measured; predicted as DDP")
     job = JobSpec(
         device=device,
         precision=precision,
@@ -79,7 +77,7 @@ def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
         data_loader=bool(_DATA_LOADER.search(note)),
         gpus=gpus,
         nodes=_whole_number(row, "nodes", default=1),
-        strategy=_strategy_of(row.get("strategy", "")),
+        strategy=_strategy_of(row.get("strategy") or "", note if gpus > 1 else ""),
         interconnect=interconnect,
         inter_node=inter_node,
     )
@@ -196,8 +194,8 @@ def _compiler_of(text: str) -> str:
     return name
 
 
-def _strategy_of(text: str) -> str:
-    name = text.strip().lower() or STRATEGIES[0]
+def _strategy_of(text: str, note: str) -> str:
+    name = text.strip().lower() or ("dp" if _DATA_PARALLEL.search(note) else STRATEGIES[0])
     if name not in STRATEGIES:
         raise GnnpredError(f"strategy {text!r} is not modelled (known: {', '.join(STRATEGIES)})")
     return name

@@ -143,6 +143,17 @@ def test_optimizers_without_a_cost_of_their_own_take_the_nearest_by_state():
     assert "unknown" in run_with(optimizer="sophia").notes[0]
 
 
+def test_the_note_says_whether_several_gpus_ran_under_data_parallel():
+    assert run_with(gpus="4", note="8 loader workers;DataParallel").job.strategy == "dp"
+    assert run_with(gpus="1", note="8 loader workers;DataParallel").job.strategy == "ddp"
+    assert run_with(gpus="4", note="DDP").job.strategy == "ddp"
+
+
+def test_free_text_names_the_links():
+    job = run_with(gpus="16", nodes="2", interconnect="nvlink intra, ib100 inter").job
+    assert (job.interconnect, job.inter_node) == ("nvlink", "ib100")
+
+
 def test_dims_bind_symbolic_dimensions():
     assert run_with(dims="sequence=128; frames=300").dims == {"sequence": 128, "frames": 300}
 
