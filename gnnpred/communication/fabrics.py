@@ -158,7 +158,8 @@ def find_intra_node(text: str, device: DeviceSpec) -> IntraNodeFabric:
             raise UsageError(f"--interconnect {text} does not fit {device.name}, which has no NVLink; use pcie")
         return _nvlink_of(device)
     fabric = _intra_from_row(_find(text, rows, "--interconnect", ("nvlink", "pcie")), device)
-    return _fitted_to_device(fabric, device)
+    own = default_intra_node(device)
+    return own if own.name == fabric.name else fabric
 
 
 def find_inter_node(text: str) -> tuple[InterNodeFabric, int]:
@@ -223,15 +224,13 @@ def _nvlink_of(device: DeviceSpec) -> IntraNodeFabric:
             key=lambda n: abs(rows[n]["one_way_gb_s"] - one_way),
         )
         chosen = by_capability.get(capability, nearest)
-    return _fitted_to_device(_intra_from_row(rows[chosen], device), device)
+    return _own_rate(_intra_from_row(rows[chosen], device), device)
 
 
-def _fitted_to_device(fabric: IntraNodeFabric, device: DeviceSpec) -> IntraNodeFabric:
-    """Cut-down parts (A800, H800) have fewer links than their generation: never faster than the device."""
+def _own_rate(fabric: IntraNodeFabric, device: DeviceSpec) -> IntraNodeFabric:
+    """Cut-down parts (A800, H800) have fewer links than the systems of their generation: their own rate counts."""
     one_way = device.nvlink_gb_s / 2
-    if fabric.name.startswith(("nvlink", "nvl72")) and 0 < one_way < fabric.one_way_gb_s:
-        return replace(fabric, one_way_gb_s=one_way)
-    return fabric
+    return replace(fabric, one_way_gb_s=one_way) if 0 < one_way < fabric.one_way_gb_s else fabric
 
 
 def default_intra_node(device: DeviceSpec) -> IntraNodeFabric:

@@ -34,6 +34,7 @@ from gnnpred.communication.timeline import (
     StepConstants,
     data_parallel_communication_ms,
     fill_buckets,
+    local_part,
 )
 from gnnpred.errors import GnnpredError
 from gnnpred.hardware import find_device
@@ -74,7 +75,8 @@ class Pair:
     multi_ms: float
     grad_accum: int
     buckets: tuple[GradientBucket, ...]
-    isolated_ms: tuple[float, ...]  # (num_buckets,) all-reduce times on an idle machine
+    local_ms: tuple[float, ...]  # (num_buckets,) all-reduce inside a node, idle machine
+    network_ms: tuple[float, ...]  # (num_buckets,) all-reduce over all nodes, idle machine; 0 on one node
     fabric: ClusterFabric
 
     @property
@@ -177,6 +179,7 @@ def _pair(group: list[dict[str, str]], single_ms: float) -> Pair | None:
         return None
     gradients = synthetic_gradients(_models()[row["model"]], 2.0 if _half_gradients(row) else 4.0)
     buckets = tuple(fill_buckets(gradients))
+    local = local_part(fabric)
     return Pair(
         family=_family(row),
         model=row["model"],
@@ -187,7 +190,8 @@ def _pair(group: list[dict[str, str]], single_ms: float) -> Pair | None:
         multi_ms=float(np.median([float(r["step_time_ms"]) for r in group])),
         grad_accum=int(float(row["grad_accum"] or 1)),
         buckets=buckets,
-        isolated_ms=tuple(all_reduce_ms(bucket.num_bytes, fabric) for bucket in buckets),
+        local_ms=tuple(all_reduce_ms(bucket.num_bytes, local) if local else 0.0 for bucket in buckets),
+        network_ms=tuple(all_reduce_ms(bucket.num_bytes, fabric) if fabric.inter else 0.0 for bucket in buckets),
         fabric=fabric,
     )
 
@@ -199,7 +203,8 @@ class PairArrays:
     single_ms: np.ndarray  # (num_pairs,)
     multi_ms: np.ndarray  # (num_pairs,)
     backward_ms: np.ndarray  # (num_pairs,) of the micro-step that communicates
-    load_ms: np.ndarray  # (num_pairs, NUM_SEGMENTS): idle-machine all-reduce time that becomes ready with a segment
+    local_ms: np.ndarray  # (num_pairs, NUM_SEGMENTS): idle-machine all-reduce time that becomes ready with a segment
+    network_ms: np.ndarray  # (num_pairs, NUM_SEGMENTS): the same over all nodes
     log2_gpus: np.ndarray  # (num_pairs,)
     link_class: np.ndarray  # (num_pairs,) position in LINK_CLASSES
 
@@ -207,21 +212,27 @@ class PairArrays:
         return PairArrays(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
 
 
-LINK_CLASSES = tuple(name for name in StepConstants.__dataclass_fields__ if name.endswith("_slowdown"))
+LINK_CLASSES = tuple(
+    name for name in StepConstants.__dataclass_fields__ if name.endswith("_slowdown") and name != "network_slowdown"
+)
 
 
 def pair_arrays(pairs: list[Pair]) -> PairArrays:
     """Everything about the pairs that does not depend on the constants."""
-    load_ms = np.zeros((len(pairs), NUM_SEGMENTS))
+    local_ms, network_ms = np.zeros((2, len(pairs), NUM_SEGMENTS))
     for position, pair in enumerate(pairs):
-        for bucket, isolated_ms in zip(pair.buckets, pair.isolated_ms, strict=True):
-            load_ms[position, bucket.last_op] += isolated_ms
+        for bucket, bucket_local_ms, bucket_network_ms in zip(
+            pair.buckets, pair.local_ms, pair.network_ms, strict=True
+        ):
+            local_ms[position, bucket.last_op] += bucket_local_ms
+            network_ms[position, bucket.last_op] += bucket_network_ms
     return PairArrays(
         single_ms=np.array([pair.single_ms for pair in pairs]),
         multi_ms=np.array([pair.multi_ms for pair in pairs]),
         # Under accumulation only the last micro-step communicates.
         backward_ms=np.array([BACKWARD_SHARE * pair.single_ms / pair.grad_accum for pair in pairs]),
-        load_ms=load_ms,
+        local_ms=local_ms,
+        network_ms=network_ms,
         log2_gpus=np.log2([pair.fabric.gpus for pair in pairs]),
         link_class=np.array([LINK_CLASSES.index(StepConstants.link_class(pair.fabric)) for pair in pairs]),
     )
@@ -233,7 +244,9 @@ def predict_ms(arrays: PairArrays, constants: StepConstants) -> np.ndarray:
     The same walk as :func:`gnnpred.communication.timeline.overlap`, over all pairs at once.
     """
     slowdowns = np.array([constants.slowdown_of(name) for name in LINK_CLASSES])
-    load_ms = arrays.load_ms * slowdowns[arrays.link_class][:, None]
+    load_ms = np.maximum(
+        arrays.local_ms * slowdowns[arrays.link_class][:, None], arrays.network_ms * constants.network_slowdown
+    )
     work_ms = arrays.backward_ms / NUM_SEGMENTS
     stretch = 1 + constants.contention
     now_ms = np.zeros(len(work_ms))
@@ -268,6 +281,9 @@ def _constants_of(log_values: np.ndarray) -> StepConstants:
     values = {
         name: max(_LOWEST.get(name, 1.0), float(np.exp(value))) for name, value in zip(_FIELDS, log_values, strict=True)
     }
+    for name in values:  # as they count: a crowd is never quicker than a few
+        if "_crowd" in name:
+            values[name] = max(values[name], values[name.replace("_crowd", "")])
     return StepConstants(**values)
 
 

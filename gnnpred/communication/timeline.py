@@ -14,7 +14,7 @@ Three constants of a step are fitted from measured runs (:mod:`gnnpred.communica
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 
 import numpy as np
@@ -51,9 +51,7 @@ class StepConstants:
 
     @staticmethod
     def link_class(fabric: ClusterFabric) -> str:
-        """Name of the slowdown that counts on a fabric."""
-        if fabric.inter is not None:
-            return "network_slowdown"
+        """Name of the slowdown that counts on the links inside a node."""
         if not fabric.intra.name.startswith("pcie"):
             return "nvlink_slowdown"
         crowd = "_crowd" if fabric.gpus_per_domain > GPUS_PER_SOCKET else ""
@@ -62,10 +60,6 @@ class StepConstants:
     def slowdown_of(self, link_class: str) -> float:
         """The factor of a class; a crowd is never quicker than a few."""
         return max(getattr(self, link_class), getattr(self, link_class.replace("_crowd", "")))
-
-    def slowdown(self, fabric: ClusterFabric) -> float:
-        """Factor on the time of an all-reduce on that fabric while a step runs."""
-        return self.slowdown_of(self.link_class(fabric))
 
     def sync_ms(self, gpus: int) -> float:
         """Synchronisation overhead of a step in ms."""
@@ -152,7 +146,7 @@ def step_timeline(graph: OpGraph, costs: Sequence[OpCost], op_ms: np.ndarray, jo
     backward_ops = [op_idx for op_idx, op in enumerate(graph.ops) if op.phase is OpPhase.BACKWARD]
     buckets = fill_buckets(gradients)
     constants = step_constants()
-    bucket_ms = bucket_times_ms([all_reduce_ms(bucket.num_bytes, fabric) for bucket in buckets], fabric, constants)
+    bucket_ms = [bucket_time_ms(bucket.num_bytes, fabric, constants) for bucket in buckets]
     finish_ms = overlap(op_ms[backward_ops], buckets, bucket_ms, contention=constants.contention)
     exposed_ms = finish_ms - phase_ms[OpPhase.BACKWARD] + constants.sync_ms(job.gpus)
     return _assemble(phase_ms, sum(bucket_ms), exposed_ms, gradients, fabric, fabric.warnings, num_buckets=len(buckets))
@@ -246,10 +240,27 @@ def fill_buckets(
     return buckets
 
 
-def bucket_times_ms(isolated_ms: Sequence[float], fabric: ClusterFabric, constants: StepConstants) -> list[float]:
-    """All-reduce times inside a step from those of an idle machine (NCCL tests), in ms."""
-    slowdown = constants.slowdown(fabric)
-    return [time_ms * slowdown for time_ms in isolated_ms]
+def bucket_time_ms(num_bytes: float, fabric: ClusterFabric, constants: StepConstants) -> float:
+    """All-reduce of one bucket while a step runs, in ms: slower than on an idle machine (NCCL tests).
+
+    Across nodes the part inside the nodes still has to run there at the pace of their links.
+    """
+    local = local_part(fabric)
+    local_ms = 0.0
+    if local is not None:
+        local_ms = all_reduce_ms(num_bytes, local) * constants.slowdown_of(constants.link_class(fabric))
+    if fabric.inter is None:
+        return local_ms
+    return max(local_ms, all_reduce_ms(num_bytes, fabric) * constants.network_slowdown)
+
+
+def local_part(fabric: ClusterFabric) -> ClusterFabric | None:
+    """The group of GPUs that one node (or rack) joins; None if each is alone."""
+    if fabric.inter is None:
+        return fabric
+    if fabric.gpus_per_domain == 1:
+        return None
+    return replace(fabric, inter=None, ports_per_node=0, gpus=fabric.gpus_per_domain, nodes=1)
 
 
 def overlap(
