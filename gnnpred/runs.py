@@ -59,12 +59,13 @@ def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
     precision, tf32_matmul = _precision_of(row, note, framework, version, notes)
     if precision is Precision.FP16 and _FP32_MASTERS.search(note):
         precision = Precision.MIXED
-    gpus = _whole_number(row, "gpus", default=1)
+    nodes = _whole_number(row, "nodes", default=1)
+    gpus = _evenly_spread(_whole_number(row, "gpus", default=1), nodes, notes)
     interconnect, inter_node = _fabric_of(row.get("interconnect", "")) if gpus > 1 else ("", "")
     job = JobSpec(
         device=device,
         precision=precision,
-        batch_size=_whole_number(row, "batch_per_gpu"),
+        batch_size=_batch_size_of(row, notes),
         phase=phase,
         optimizer=_optimizer_of(row.get("optimizer", ""), phase, notes),
         memory_format=_memory_format_of(row, framework, note),
@@ -76,7 +77,7 @@ def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
         host_copy=bool(_HOST_COPY.search(note)),
         data_loader=bool(_DATA_LOADER.search(note)),
         gpus=gpus,
-        nodes=_whole_number(row, "nodes", default=1),
+        nodes=nodes,
         strategy=_strategy_of(row.get("strategy") or "", note if gpus > 1 else ""),
         interconnect=interconnect,
         inter_node=inter_node,
@@ -89,6 +90,15 @@ def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
         dims=_dims_of(row),
         notes=tuple(notes),
     )
+
+
+def _evenly_spread(gpus: int, nodes: int, notes: list[str]) -> int:
+    """A job has as many GPUs on every node; a measured run need not: the slowest, fullest node sets the pace."""
+    if gpus < nodes:
+        raise GnnpredError(f"{gpus} gpus cannot be spread over {nodes} nodes")
+    if gpus % nodes:
+        notes.append("GPUs spread unevenly over nodes: predicted with every node as full as the fullest")
+    return -(-gpus // nodes) * nodes
 
 
 def _filled(row: Mapping[str, str], column: str) -> str:
@@ -109,6 +119,20 @@ def _whole_number(row: Mapping[str, str], column: str, default: int | None = Non
     if not (value >= 1 and value == int(min(value, 2**53))):
         raise GnnpredError(f"{column} must be a whole number from 1 up, got {text!r}")
     return int(value)
+
+
+def _batch_size_of(row: Mapping[str, str], notes: list[str]) -> int:
+    """A global batch that does not divide leaves a fraction per GPU: rounded, and said."""
+    text = _filled(row, "batch_per_gpu")
+    try:
+        value = float(text)
+    except ValueError:
+        raise GnnpredError(f"batch_per_gpu {text!r} is not a number") from None
+    if not 1 <= value < 2**53:
+        raise GnnpredError(f"batch_per_gpu must be at least 1, got {text!r}")
+    if value != round(value):
+        notes.append("fractional batch per GPU rounded")
+    return round(value)
 
 
 def _measured_ms(row: Mapping[str, str]) -> float:

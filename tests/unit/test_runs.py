@@ -149,6 +149,18 @@ def test_the_note_says_whether_several_gpus_ran_under_data_parallel():
     assert run_with(gpus="4", note="DDP").job.strategy == "ddp"
 
 
+def test_an_uneven_spread_is_predicted_at_the_fullest_node():
+    run = run_with(gpus="9", nodes="2")
+    assert (run.job.gpus, run.job.nodes) == (10, 2)
+    assert "unevenly" in run.notes[0]
+
+
+def test_a_fractional_batch_is_rounded_and_said():
+    run = run_with(batch_per_gpu="10.67")
+    assert run.job.batch_size == 11
+    assert "rounded" in run.notes[0]
+
+
 def test_free_text_names_the_links():
     job = run_with(gpus="16", nodes="2", interconnect="nvlink intra, ib100 inter").job
     assert (job.interconnect, job.inter_node) == ("nvlink", "ib100")
@@ -166,16 +178,17 @@ def test_dims_bind_symbolic_dimensions():
         ({"onnx": " "}, "onnx is empty"),
         ({"precision": "fp8"}, "not modelled"),
         ({"precision": "fp13"}, "unknown precision"),
-        ({"batch_per_gpu": "0"}, "batch_per_gpu must be a whole number from 1 up"),
-        ({"batch_per_gpu": "2.5"}, "batch_per_gpu must be a whole number"),
-        ({"batch_per_gpu": "inf"}, "batch_per_gpu must be a whole number"),
+        ({"batch_per_gpu": "0"}, "batch_per_gpu must be at least 1"),
+        ({"batch_per_gpu": "inf"}, "batch_per_gpu must be at least 1"),
+        ({"batch_per_gpu": ""}, "batch_per_gpu is empty"),
+        ({"gpus": "2.5"}, "gpus must be a whole number from 1 up"),
         ({"batch_per_gpu": "many"}, "batch_per_gpu 'many' is not a number"),
         ({"step_time_ms": "-1"}, "step_time_ms must be above 0"),
         ({"step_time_ms": "nan"}, "step_time_ms must be above 0"),
         ({"phase": "eval"}, "phase 'eval'"),
         ({"compiled": "tvm"}, "compiled 'tvm' is not modelled"),
         ({"strategy": "pipeline"}, "strategy 'pipeline' is not modelled"),
-        ({"gpus": "6", "nodes": "4"}, "divisible"),
+        ({"gpus": "2", "nodes": "4"}, "2 gpus cannot be spread over 4 nodes"),
         ({"dims": "sequence"}, "NAME=VALUE"),
     ],
 )
