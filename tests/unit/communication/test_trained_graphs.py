@@ -34,7 +34,7 @@ def _mlp():
 )
 @pytest.mark.parametrize("phase", [Phase.TRAIN, Phase.FORWARD_BACKWARD])
 def test_every_parameter_is_reduced_once_in_the_type_of_its_gradient(precision, bytes_per_gradient, phase):
-    graph = add_backward(lower_precision(_mlp(), precision), phase=phase, optimizer="adam", precision=precision)
+    graph = add_backward(lower_precision(_mlp(), precision), phase=phase, optimizer="adam")
     job = JobSpec(device=find_device("A100-SXM4-80GB"), precision=precision, gpus=8, batch_size=16, phase=phase)
     timeline = step_timeline(graph, op_costs(graph), np.full(len(graph.ops), 0.1), job)
     assert timeline.gradient_bytes == bytes_per_gradient * NUM_PARAMETERS
