@@ -111,7 +111,9 @@ def test_importing_the_package_loads_neither_numpy_nor_onnx():
     assert not {"numpy", "onnx", "onnxruntime", "typer", "rich"} & loaded_modules("import gnnpred")
 
 
-@pytest.mark.parametrize("module", ["predictor", "checkpoint", "features", "onnx_io", "communication", "score", "cli.app"])
+@pytest.mark.parametrize(
+    "module", ["predictor", "checkpoint", "features", "onnx_io", "communication", "score", "cli.app"]
+)
 def test_nothing_on_the_way_to_a_prediction_imports_the_training_stack(module):
     heavy = {"torch", "torch_geometric", "pandas", "pyarrow", "sklearn", "scipy", "timm", "transformers", "optuna"}
     assert not heavy & loaded_modules(f"import gnnpred.{module}")
