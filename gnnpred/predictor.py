@@ -284,14 +284,13 @@ def _assemble(
     graph, costs = prepared.graph, prepared.costs
     compute_ms = float(times.compute_ms)
     op_ms = np.asarray(times.op_ms, float)
-    step_ms, communication_ms, fabric, timeline_warnings = compute_ms, 0.0, "", ()
+    exposed_ms, communication_ms, fabric, timeline_warnings = 0.0, 0.0, "", ()
     if job.gpus > 1 and job.phase is not Phase.INFERENCE:
         from gnnpred.communication import step_timeline
 
         timeline = step_timeline(graph, costs, op_ms, job)
-        step_ms, communication_ms = float(timeline.step_ms), float(timeline.communication_ms)
+        exposed_ms, communication_ms = float(timeline.exposed_ms), float(timeline.communication_ms)
         fabric, timeline_warnings = str(timeline.fabric), tuple(timeline.warnings)
-    exposed_ms = max(step_ms - compute_ms, 0.0)
     breakdown_ms = {phase.value: 0.0 for phase in OpPhase}
     for phase in OpPhase:
         breakdown_ms[phase.value] = float(op_ms[[op.phase is phase for op in graph.ops]].sum())
