@@ -278,11 +278,16 @@ def _merge_colours(
 # ---------------------------------------------------------------------------------------------
 # device and job
 
+# Layout and type change convolutions by class: channels_last helps dense ones and makes grouped ones several
+# times slower under autocast (no cuDNN kernel for their backward).
+_CONV_CLASSES = ("dense", "grouped", "depthwise")
+_CONV_CROSSES = (*(f"nhwc_{c}_conv" for c in _CONV_CLASSES), *(f"half_{c}_conv" for c in _CONV_CLASSES))
+
 NODE_FEATURE_NAMES: tuple[str, ...] = (
     *(f"log_physics_us_{c}" for c in COMPONENTS),
     *(f"log_flop_to_byte_time_{c}" for c in COMPONENTS[:3]),
     "log_flops", "log_bytes", "log_launches", "log_total_physics_us", "log_waves", "wave_efficiency",
-    "log_bytes_to_l2", *(f"log_{name}" for name in _LOG_RAW), *_PLAIN_RAW,
+    "log_bytes_to_l2", *(f"log_{name}" for name in _LOG_RAW), *_PLAIN_RAW, *_CONV_CROSSES,
     *(f"category_{c}" for c in CATEGORIES), *(f"compute_{d}" for d in COMPUTE_DTYPES),
 )  # fmt: skip
 
@@ -322,11 +327,18 @@ class GraphArrays:
 def framework_version_number(text: str) -> float:
     """``1.12.1a0+git`` -> 1.6: major + minor / 20, a number that grows with releases; 0 where unknown.
 
-    Container names may stand around it (``ngc-20.03 (1.5)``): the first pair with a major below 10 counts.
+    Container names may stand around it (``ngc-20.03 (1.5)``): the first pair with a major below 10 counts. A
+    container's date alone stands for the PyTorch of that month.
     """
-    for major, minor in re.findall(r"(\d+)(?:\.(\d+))?", text):
-        if int(major) < 10:
-            return int(major) + min(int(minor or 0), 19) / 20
+    pairs = [(int(major), int(minor or 0)) for major, minor in re.findall(r"(\d+)(?:\.(\d+))?", text)]
+    for major, minor in pairs:
+        if major < 10:
+            return major + min(minor, 19) / 20
+    for year, month in pairs:
+        if 17 <= year < 40:
+            # PyTorch 1.0 came in 2018-12 and a minor release every 3.4 months up to 2.0 (2023-03)
+            minor = max(0.0, ((year - 18) * 12 + month - 12) / 3.4)
+            return 1 + minor / 20 if minor < 14 else 2 + (minor - 14) / 20
     return 0.0
 
 
@@ -381,6 +393,7 @@ def encode(structure: GraphStructure, job: JobSpec, *, input_gradient: bool = Fa
             np.log((bytes_moved[:, 0] + 1) / l2_bytes)[:, None],
             np.log(raw[:, [_RAW_IDX[name] for name in _LOG_RAW]] + 1),
             raw[:, [_RAW_IDX[name] for name in _PLAIN_RAW]],
+            _conv_crosses(structure, job),
             category,
             compute,
         ],
@@ -408,6 +421,22 @@ def encode(structure: GraphStructure, job: JobSpec, *, input_gradient: bool = Fa
     )
 
 
+def is_channels_last(job: JobSpec) -> bool:
+    """Whether convolutions run in NHWC by the user's choice; other frameworks choose the layout themselves."""
+    return job.memory_format == "nhwc" and job.framework == "pytorch"
+
+
+def _conv_crosses(structure: GraphStructure, job: JobSpec) -> np.ndarray:
+    """(N, 6) float: convolution class where the layout is NHWC, and where the op runs in a half type."""
+    is_conv = structure.category_idx == _CATEGORY_IDX[Category.CONV]
+    is_depthwise = structure.raw[:, _RAW_IDX["is_depthwise"]] > 0
+    is_grouped = (structure.raw[:, _RAW_IDX["groups"]] > 1) & ~is_depthwise
+    classes = np.stack([is_conv & ~is_grouped & ~is_depthwise, is_conv & is_grouped, is_conv & is_depthwise], axis=1)
+    # storage width tells half for depthwise convolutions too, whose flops run on the fp32 units
+    is_half = structure.raw[:, _RAW_IDX["in_bytes_per_element"]] == 2
+    return np.concatenate([classes & is_channels_last(job), classes & is_half[:, None]], axis=1).astype(float)
+
+
 def _globals(
     structure: GraphStructure,
     job: JobSpec,
@@ -430,7 +459,7 @@ def _globals(
         np.log(device.fp32_tflops * 1e3 / device.mem_bandwidth_gb_s),
         *(float(job.precision is p) for p in Precision),
         float(job.activation_rule is ActivationRule.ALL_HALF), float(job.tf32_matmul),
-        float(job.memory_format == "nhwc"),
+        float(is_channels_last(job)),
         float(job.compiler == "torch_compile"), float(job.compiler == "xla"),
         *(float(job.framework == f) for f in _FRAMEWORKS),
         version if job.framework == "pytorch" else 0.0, version if job.framework == "tensorflow" else 0.0, float(fused),

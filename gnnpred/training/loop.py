@@ -22,6 +22,7 @@ class TrainSettings:
     """How one network is trained; the recipe files hold these fields."""
 
     epochs: int = 20
+    rows_per_epoch: int = 0  # drawn by weight, without repeats; 0 = all rows, the weight then scales the loss
     graphs_per_batch: int = 32
     learning_rate: float = 4e-3
     weight_decay: float = 0.01
@@ -71,16 +72,23 @@ def train_model(
     rng = np.random.default_rng(seed)
     model = StepTimeGNN(settings.model)
     _standardise(model, rows, row_idx)
-    steps_per_epoch = max(1, len(row_idx) // settings.graphs_per_batch)
+    rows_per_epoch = min(settings.rows_per_epoch or len(row_idx), len(row_idx))
+    is_sampled = rows_per_epoch < len(row_idx)
+    probability = row_weight[row_idx] / row_weight[row_idx].sum()
+    steps_per_epoch = max(1, rows_per_epoch // settings.graphs_per_batch)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, settings.learning_rate, total_steps=steps_per_epoch * settings.epochs, pct_start=0.2
     )
     log_target = torch.from_numpy(np.log(target_ms).astype(np.float32))
-    weight = torch.from_numpy(row_weight.astype(np.float32))
+    weight = torch.from_numpy((np.ones_like(row_weight) if is_sampled else row_weight).astype(np.float32))
     for epoch in range(settings.epochs):
         started = time.perf_counter()
-        order = rng.permutation(row_idx)
+        order = (
+            rng.choice(row_idx, rows_per_epoch, replace=False, p=probability)
+            if is_sampled
+            else rng.permutation(row_idx)
+        )
         losses = []
         for step in range(steps_per_epoch):
             chosen = order[step * settings.graphs_per_batch : (step + 1) * settings.graphs_per_batch]

@@ -16,9 +16,6 @@ from gnnpred.features import (
 
 # Eager PyTorch launches a kernel every 5 to 10 us on common hosts; the network scales it per job.
 HOST_LAUNCH_MS = 6e-3
-MAX_LOG_CORRECTION = 3.0  # per op: within a factor of 20 of the physics
-MAX_LOG_SCALE = 2.0  # per graph
-FEATURE_CLIP = 4.0  # standard deviations; keeps inputs outside the corpus from running away
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +27,13 @@ class ModelSettings:
     num_layers: int = 2  # 0 = per-op network without messages
     kind_embedding: int = 16
     dropout: float = 0.1  # on messages
+    kind_dropout: float = 0.1  # share of ops whose kind embedding is hidden, so that unknown kinds work
+    hidden_dropout: float = 0.0  # on node states
+    input_noise: float = 0.0  # standard deviations added to the inputs in training: smooth answers off the data
+    feature_clip: float = 4.0  # standard deviations; keeps inputs outside the corpus from running away
+    max_log_correction: float = 3.0  # per op: exp(3) is within a factor of 20 of the physics
+    max_log_scale: float = 2.0  # per graph
+    pooled_scale: bool = True  # the per-graph scale sees the pooled ops, not only the job
     host_branch: bool = True
 
 
@@ -105,6 +109,7 @@ class StepTimeGNN(nn.Module):
         self.node_in = nn.Linear(num_node + settings.kind_embedding, width)
         self.global_in = nn.Linear(num_global + 1, width)
         self.hidden = nn.Linear(width, width)
+        self.hidden_dropout = nn.Dropout(settings.hidden_dropout)
         self.layers = nn.ModuleList(MessageLayer(settings) for _ in range(settings.num_layers))
         self.head = nn.Linear(width, NUM_COMPONENTS)
         self.scale_in = nn.Linear(num_global + 1 + width, width)
@@ -116,24 +121,33 @@ class StepTimeGNN(nn.Module):
     def forward(self, batch: GraphBatch) -> tuple[Tensor, Tensor]:
         """Per-op times (N, C) of one instance of each merged node and step times (B,), both in ms."""
         num_graphs = batch.globals.shape[0]
-        x = ((batch.node_features - self.node_mean) / self.node_std).clamp(-FEATURE_CLIP, FEATURE_CLIP)
-        g = ((batch.globals - self.global_mean) / self.global_std).clamp(-FEATURE_CLIP, FEATURE_CLIP)
+        clip = self.settings.feature_clip
+        x = ((batch.node_features - self.node_mean) / self.node_std).clamp(-clip, clip)
+        g = ((batch.globals - self.global_mean) / self.global_std).clamp(-clip, clip)
+        if self.training and self.settings.input_noise > 0:
+            x = x + self.settings.input_noise * torch.randn_like(x)
+            g = g + self.settings.input_noise * torch.randn_like(g)
         num_specs = len(SPEC_FEATURE_NAMES)
         known = batch.specs_known[:, None]
         g = torch.cat([g[:, :num_specs] * known, g[:, num_specs:], known], 1)
-        h = nn.functional.silu(
-            self.node_in(torch.cat([x, self.kind_embedding(batch.kind_idx)], 1)) + self.global_in(g)[batch.graph_idx]
-        )
-        h = h + nn.functional.silu(self.hidden(h))
+        kind = self.kind_embedding(batch.kind_idx)
+        if self.training and self.settings.kind_dropout > 0:
+            kind = kind * (torch.rand(len(kind), 1) >= self.settings.kind_dropout).to(kind.dtype)
+        h = nn.functional.silu(self.node_in(torch.cat([x, kind], 1)) + self.global_in(g)[batch.graph_idx])
+        h = self.hidden_dropout(h + nn.functional.silu(self.hidden(h)))
         for layer in self.layers:
             h = layer(h, batch.in_edges, batch.out_edges)
-        correction = MAX_LOG_CORRECTION * torch.tanh(self.head(h) / MAX_LOG_CORRECTION)
+        limit = self.settings.max_log_correction
+        correction = limit * torch.tanh(self.head(h) / limit)
         op_ms = batch.physics_ms * torch.exp(correction)
         weight = batch.physics_ms.sum(1) * batch.count
         total = _sum_by_graph(weight[:, None], batch.graph_idx, num_graphs)
         pooled = _sum_by_graph(h * weight[:, None], batch.graph_idx, num_graphs) / (total + 1e-9)
+        if not self.settings.pooled_scale:
+            pooled = torch.zeros_like(pooled)
         log_scale = self.scale_head(nn.functional.silu(self.scale_in(torch.cat([g, pooled], 1))))
-        log_scale = MAX_LOG_SCALE * torch.tanh(log_scale / MAX_LOG_SCALE)
+        limit = self.settings.max_log_scale
+        log_scale = limit * torch.tanh(log_scale / limit)
         gpu_scale = torch.exp(log_scale[:, 0])
         op_ms = op_ms * gpu_scale[batch.graph_idx][:, None]
         gpu_ms = _sum_by_graph(op_ms.sum(1, keepdim=True) * batch.count[:, None], batch.graph_idx, num_graphs)[:, 0]
