@@ -310,6 +310,8 @@ def _differentiate_generic(
         read = op.inputs[:1]
     elif op.kind == "sdpa":
         read = op.inputs + op.outputs
+    elif category_of(op.kind) is Category.NORM:
+        read = op.inputs[:2]  # x and the weight; no kernel needs the bias again
     elif op.kind in ("mul", "div") and len(wanted) == 1 and wanted[0][0] == 0:
         read = op.inputs[1:]
     elif op.kind == "mul" and len(wanted) == 1:
