@@ -513,6 +513,7 @@ NETWORKS: dict[str, Callable[[tuple[int, int], int], nn.Module]] = {
     "preact_resnet18": preact_resnet_of((2, 2, 2, 2), bottleneck=False),
     "preact_resnet34": preact_resnet_of((3, 4, 6, 3), bottleneck=False),
     "preact_resnet50": preact_resnet_of((3, 4, 6, 3), bottleneck=True),
+    "preact_resnet152": preact_resnet_of((3, 8, 36, 3), bottleneck=True),
     "resnet50_v1": resnet_v1_of(50),
     "resnet101_v1": resnet_v1_of(101),
     "resnet152_v1": resnet_v1_of(152),

@@ -19,6 +19,7 @@ _JCJ = {"googlenet-v1": "torchvision:googlenet", "resnet200": "own:resnet200", "
 _MXNET = {
     "alexnet": "torchvision:alexnet", "resnet50": "own:preact_resnet50", "inception-v3": "timm:inception_v3",
     "resnet-50": "own:preact_resnet50", "vgg16": "torchvision:vgg16", "inception-v4": "timm:inception_v4",
+    "resnet152": "own:preact_resnet152", "resnet-152": "own:preact_resnet152",
 }  # fmt: skip
 _SOUMITH = {"AlexNet": "torchvision:alexnet", "OverFeat[fast]": "own:overfeat", "VGG Model-A": "torchvision:vgg11"}
 _PYCLS = {
