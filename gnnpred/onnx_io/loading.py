@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx
@@ -13,6 +13,7 @@ from gnnpred.errors import GnnpredError
 
 MAX_FILE_BYTES = 2**31 - 1  # protobuf's own limit for one message
 MAX_NODES = 1_000_000
+MAX_DEPTH = 64  # of nested bodies and function calls
 OLDEST_OPSET = 9
 NEWEST_OPSET = 24  # operators newer than this go through onnx's own inference
 
@@ -70,9 +71,81 @@ def _check_model(model: onnx.ModelProto, where: str) -> None:
         raise GnnpredError(f"{where}: {len(graph.node)} nodes are more than the {MAX_NODES} that are read")
     if not graph.output:
         raise GnnpredError(f"{where}: the graph has no outputs")
+    if not _is_text(_names(model)):
+        raise GnnpredError(f"{where} is damaged: it holds a name that is no text")
+    if model.functions:
+        _check_functions(model, where)
     for tensor in _tensors(graph):
         if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
             _check_external_location(tensor, where)
+
+
+def _check_functions(model: onnx.ModelProto, where: str) -> None:
+    """Refuse local functions that call themselves or that explode when they are inlined."""
+    functions = {(function.domain, function.name): function for function in model.functions}
+    size_by_key: dict[tuple[str, str], int] = {}
+
+    def inlined_size(nodes: Iterable[onnx.NodeProto], callers: tuple[tuple[str, str], ...]) -> int:
+        total = 0
+        for node in nodes:
+            key = (node.domain, node.op_type)
+            total += 1
+            if key in functions:
+                if key in callers:
+                    raise GnnpredError(f"{where}: the local function {node.op_type!r} calls itself")
+                if len(callers) >= MAX_DEPTH:
+                    raise GnnpredError(f"{where}: local functions are nested deeper than {MAX_DEPTH} levels")
+                if key not in size_by_key:
+                    size_by_key[key] = inlined_size(functions[key].node, (*callers, key))
+                total += size_by_key[key]
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.GRAPH:
+                    total += inlined_size(attribute.g.node, callers)
+        return total
+
+    num_nodes = inlined_size(model.graph.node, ())
+    if num_nodes > MAX_NODES:
+        raise GnnpredError(f"{where}: {num_nodes} nodes once local functions are inlined; at most {MAX_NODES} are read")
+
+
+def _is_text(names: Iterable[str | bytes]) -> bool:
+    # protobuf hands out bytes where a string field is not UTF-8
+    return all(type(name) is str for name in names)
+
+
+def _names(model: onnx.ModelProto) -> Iterator[str | bytes]:
+    yield model.producer_name
+    yield model.producer_version
+    for entry in model.opset_import:
+        yield entry.domain
+    yield from _graph_names(model.graph)
+    for function in model.functions:
+        yield from (function.name, function.domain, *function.input, *function.output)
+        yield from (attribute.name for attribute in function.attribute_proto)
+        yield from _node_names(function.node)
+
+
+def _graph_names(graph: onnx.GraphProto) -> Iterator[str | bytes]:
+    yield graph.name
+    for tensor in graph.initializer:
+        yield tensor.name
+    for sparse in graph.sparse_initializer:
+        yield sparse.values.name
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        yield info.name
+        for dim in info.type.tensor_type.shape.dim:
+            yield dim.dim_param
+    yield from _node_names(graph.node)
+
+
+def _node_names(nodes: Iterable[onnx.NodeProto]) -> Iterator[str | bytes]:
+    for node in nodes:
+        yield from (node.op_type, node.name, node.domain, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield attribute.name
+            yield attribute.ref_attr_name
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _graph_names(attribute.g)
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
@@ -87,6 +160,8 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 def _check_external_location(tensor: onnx.TensorProto, where: str) -> None:
     for entry in tensor.external_data:
+        if not _is_text((entry.key, entry.value)):
+            raise GnnpredError(f"{where} is damaged: the place of external data is no text")
         if entry.key != "location":
             continue
         parts = re.split(r"[\\/]", entry.value)

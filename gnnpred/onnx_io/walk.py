@@ -21,12 +21,11 @@ from gnnpred.onnx_io.builder import Builder, RecordedOp, ShapeUnknown
 from gnnpred.onnx_io.dimensions import evaluate_dim, normalised
 from gnnpred.onnx_io.folding import fold
 from gnnpred.onnx_io.handlers import HANDLERS
-from gnnpred.onnx_io.loading import MAX_NODES
+from gnnpred.onnx_io.loading import MAX_DEPTH, MAX_NODES
 from gnnpred.onnx_io.nodes import Node, Subgraph, topological_order
 from gnnpred.onnx_io.parameters import body_weight_slots, role_of_stored, weight_slot_names
 from gnnpred.onnx_io.values import DTYPE_BY_ELEMENT_TYPE, ELEMENT_TYPE_BY_DTYPE, Value, dtype_of
 
-MAX_DEPTH = 64  # nested bodies and function calls
 MAX_TRIP_COUNT = 1_000_000
 MAX_DECLARED_DIM = 2**40
 # what a malformed node can trip in a handler; everything else is a bug of ours and must surface
