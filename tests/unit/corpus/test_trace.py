@@ -51,10 +51,14 @@ def test_attention_stays_one_op_and_its_views_are_views():
 
 
 def test_batch_axis_is_found_where_it_is_not_first():
-    graph = _trace(nn.GRU(16, 8), 16, 16)  # sequence first: here the "sequence" is what we bound to the prime
+    with torch.device("meta"):
+        graph = trace_module(nn.GRU(16, 8), (torch.empty(10, TRACE_BATCH_SIZE, 16),))
     recurrent = graph.ops[0]
     assert recurrent.kind == "gru"
-    assert recurrent.attributes["hidden_size"] == 8
+    assert recurrent.attributes == {"hidden_size": 8, "num_directions": 1, "num_steps_axis": 0}
+    output = graph.tensors[recurrent.outputs[0]]
+    assert output.shape == (10, 1, 8)
+    assert output.batch_axes == (1,)
 
 
 def test_stacked_lstm_becomes_one_op_per_layer():
