@@ -93,7 +93,7 @@ def _summary_table(prediction: "Prediction", *, device_was_chosen: bool, batch_w
     from rich.table import Table
     from rich.text import Text
 
-    from gnnpred.cli.render import milliseconds, scaled
+    from gnnpred.cli.render import milliseconds, rate, scaled
     from gnnpred.job import Phase
 
     job = prediction.job
@@ -112,7 +112,7 @@ def _summary_table(prediction: "Prediction", *, device_was_chosen: bool, batch_w
         if value > 0
     ]
     table.add_row("of it", ", ".join(shares))
-    table.add_row("throughput", f"{prediction.throughput_samples_per_s:,.4g} samples/s")
+    table.add_row("throughput", f"{rate(prediction.throughput_samples_per_s)} samples/s")
     device_note = "" if device_was_chosen else " (default; choose with --device)"
     machines = f"{job.gpus} x " if job.gpus > 1 else ""
     spread = f", {job.nodes} nodes" if job.nodes > 1 else ""

@@ -28,6 +28,11 @@ def milliseconds(value_ms: float) -> str:
     return f"{value_ms:.4g} ms" if value_ms < 1000 else f"{value_ms:,.0f} ms"
 
 
+def rate(value: float) -> str:
+    """``20,250``, ``12.3``: three digits or all of them."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def scaled(value: float, units: tuple[str, ...] = ("", "k", "M", "G", "T", "P")) -> str:
     """``1.23 G``: three digits and a decimal prefix."""
     for unit in units[:-1]:
