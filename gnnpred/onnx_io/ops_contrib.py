@@ -15,8 +15,9 @@ from gnnpred.onnx_io.ops_matmul import (
     merge_heads,
     split_heads,
 )
+from gnnpred.onnx_io.ops_movement import emit_concat
 from gnnpred.onnx_io.ops_reduce import emit_pool, emit_reduction
-from gnnpred.onnx_io.ops_shape import emit_concat, emit_split
+from gnnpred.onnx_io.ops_shape import emit_split
 from gnnpred.onnx_io.values import Value
 
 _ACTIVATIONS = {

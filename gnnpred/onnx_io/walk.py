@@ -16,7 +16,16 @@ from onnx import numpy_helper, shape_inference
 
 from gnnpred.errors import GnnpredError
 from gnnpred.graph import DType, Role
-from gnnpred.onnx_io import ops_contrib, ops_elementwise, ops_matmul, ops_reduce, ops_shape  # noqa: F401 - register
+from gnnpred.onnx_io import (  # noqa: F401 - importing them registers their handlers
+    ops_contrib,
+    ops_elementwise,
+    ops_indexing,
+    ops_matmul,
+    ops_movement,
+    ops_reduce,
+    ops_sequence,
+    ops_shape,
+)  # fmt: skip
 from gnnpred.onnx_io.builder import Builder, RecordedOp, ShapeUnknown
 from gnnpred.onnx_io.dimensions import evaluate_dim, normalised
 from gnnpred.onnx_io.folding import fold
