@@ -191,10 +191,10 @@ def _is_float_cast(op: Op, tensors: tuple[TensorSpec, ...]) -> bool:
 
 
 def _compute_type(op: Op, dtypes: list[DType], widest: DType | None) -> DType:
-    """Type that an op without a rule computes in: its widest float input, else what it writes."""
+    """Type that an op without a rule computes in: its widest float input, else a float result, else its first input."""
     if widest is not None:
         return widest
-    if op.outputs:
+    if op.outputs and (not op.inputs or dtypes[op.outputs[0]].is_float):
         return dtypes[op.outputs[0]]
     return dtypes[op.inputs[0]] if op.inputs else DType.FP32
 

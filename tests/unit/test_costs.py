@@ -190,7 +190,7 @@ def test_grouped_query_attention_reads_fewer_keys():
 
 def test_unfused_attention_moves_the_scores():
     shape = (1, 2, 64, 8)
-    _, costs = _step("sdpa", [shape] * 3, shape)
+    graph, costs = _step("sdpa", [shape] * 3, shape)
     scores = 2 * 64 * 64 * 4
     data = 4 * (2 * 64 * 8 * 4)
     # written by QK^T; scaled (read, write); softmax (read, write); read by PV
