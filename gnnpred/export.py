@@ -31,6 +31,7 @@ EXPORTERS = ("dynamo", "torchscript")
 # A prime that no layer has as a size: a dimension it divides is a batch dimension, so a file with
 # this batch baked in can be re-bound to any other.
 PRIME_BATCH = 1009
+BUFFER_PREFIX = "buffer."  # the reader takes such tensors as constants
 ABSENT_WEIGHTS_FILE = "weights_not_exported.bin"
 _MAX_FOLDED_ELEMENTS = 8192  # shape arithmetic is tiny; anything larger is data and stays
 _MAX_KEPT_INTEGERS = 1024  # integer constants up to this many elements keep their values (pads, axes)
@@ -128,12 +129,15 @@ def _check_options(batch: int | str, opset: int, exporter: str, out: Path) -> No
 # ---------------------------------------------------------------------------------------- dynamo
 
 
+_ONLY_4D_ATTENTION = "only 4D query"  # the exporter's translation of scaled_dot_product_attention
+
+
 def _export_dynamo(
     source: str, *, batch: int | str, opset: int, **build_options: Any
 ) -> "tuple[ir.Model, list[str], int | str, BuiltModel]":
     notes: list[str] = []
-    trace_batch = batch if isinstance(batch, int) else PRIME_BATCH
-    built = build_model(source, batch_size=trace_batch, for_export=True, **build_options)
+    build_options |= {"batch_size": batch if isinstance(batch, int) else PRIME_BATCH, "for_export": True}
+    built = build_model(source, **build_options)
     if isinstance(batch, int) or not _batch_shared(built):
         batch = _leading_dim(built)
     if batch == "dynamic":
@@ -141,16 +145,21 @@ def _export_dynamo(
             return _clean(_program(built, opset, dynamic=True)), notes, "dynamic", built
         except Exception as error:  # torch.export fails with every kind of exception
             reason = _reason(error)
-            notes.append(
-                f"{source} cannot be traced with an open batch ({reason}); written with the batch "
-                f"{PRIME_BATCH} baked in, which --batch-size replaces at prediction"
-            )
+        if _ONLY_4D_ATTENTION in reason and not build_options.get("explicit_attention"):
+            return _export_dynamo(source, batch=batch, opset=opset, explicit_attention=True, **build_options)
+        notes.append(
+            f"{source} cannot be traced with an open batch ({reason}); written with the batch "
+            f"{PRIME_BATCH} baked in, which --batch-size replaces at prediction"
+        )
         batch = PRIME_BATCH
-        built = build_model(source, batch_size=PRIME_BATCH, for_export=True, **build_options)
+        built = build_model(source, **build_options)
     try:
         return _clean(_program(built, opset, dynamic=False)), notes, batch, built
     except Exception as error:
-        raise GnnpredError(f"{source} cannot be exported with the dynamo exporter: {_reason(error)}") from error
+        reason = _reason(error)
+        if _ONLY_4D_ATTENTION in reason and not build_options.get("explicit_attention"):
+            return _export_dynamo(source, batch=batch, opset=opset, explicit_attention=True, **build_options)
+        raise GnnpredError(f"{source} cannot be exported with the dynamo exporter: {reason}") from error
 
 
 def _program(built: BuiltModel, opset: int, *, dynamic: bool) -> "ir.Model":
@@ -167,9 +176,18 @@ def _program(built: BuiltModel, opset: int, *, dynamic: bool) -> "ir.Model":
             exported, dynamo=True, opset_version=opset, optimize=False, verbose=False, input_names=_input_names(built)
         )
     assert program is not None
+    _mark_buffers(program.model, set(exported.graph_signature.parameters))
     if dynamic:
         _rename_open_dims(program.model)
     return program.model
+
+
+def _mark_buffers(model: "ir.Model", parameter_names: set[str]) -> None:
+    """Name what no optimizer updates "buffer....": in a file, float buffers and weights look alike."""
+    for name in [name for name in model.graph.initializers if name not in parameter_names]:
+        value = model.graph.initializers[name]
+        if value.dtype is not None and value.dtype.is_floating_point():
+            value.name = f"{BUFFER_PREFIX}{name}"
 
 
 def _rename_open_dims(model: "ir.Model") -> None:

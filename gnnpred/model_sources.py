@@ -49,14 +49,16 @@ def build_model(
     train: bool = True,
     device: str = "meta",
     for_export: bool = False,
+    explicit_attention: bool = False,
     model_options: Mapping[str, Any] | None = None,
 ) -> BuiltModel:
     """The module that ``source`` names, with random or no weights, and example inputs at ``batch_size``.
 
     ``image_size`` (pixels) and ``seq_len`` (tokens) default to what the model was designed for.
-    ``for_export`` swaps code that the ONNX exporters refuse for an equivalent. ``model_options`` go
-    to the constructor. Raises UsageError for an unknown form, GnnpredError for an unknown model, a
-    missing extra or a model that cannot be built.
+    ``for_export`` swaps code that the ONNX exporters refuse for an equivalent; with ``explicit_attention``
+    attention is two products and a softmax instead of one function. ``model_options`` go to the
+    constructor. Raises UsageError for an unknown form, GnnpredError for an unknown model, a missing
+    extra or a model that cannot be built.
     """
     if batch_size < 1:
         raise UsageError(f"batch size must be at least 1, got {batch_size}")
@@ -76,6 +78,7 @@ def build_model(
         "num_classes": num_classes,
         "device": device,
         "for_export": for_export,
+        "explicit_attention": explicit_attention,
         "model_options": dict(model_options or {}),
     }
     built = builders[prefix](name, **options) if prefix in builders else _build_users(prefix, name, **options)
@@ -157,7 +160,7 @@ def _first_line(error: BaseException) -> str:
 
 def _build_timm(
     name: str, *, batch_size: int, image_size: tuple[int, int] | None, num_classes: int | None, device: str,
-    for_export: bool, model_options: dict[str, Any], **_: Any,
+    explicit_attention: bool, model_options: dict[str, Any], **_: Any,
 ) -> BuiltModel:  # fmt: skip
     timm = _require("timm")
     import torch
@@ -172,8 +175,7 @@ def _build_timm(
         return timm.create_model(name, pretrained=False, **options, **extra)
 
     what = f"timm:{name}"
-    # hiera calls attention on 5-D tensors, which the exporters refuse; the explicit form is the same computation
-    with _explicit_timm_attention(for_export and name.startswith("hiera")):
+    with _explicit_timm_attention(explicit_attention):
         if image_size is None:
             module = _construct(make, what, device)
             channels, *image_size = module.pretrained_cfg.get("input_size", (3, DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE))
@@ -253,14 +255,14 @@ def _torchvision_image_size(models: Any, name: str) -> tuple[int, int]:
 
 def _build_transformers(
     name: str, *, batch_size: int, image_size: tuple[int, int] | None, seq_len: int | None, num_classes: int | None,
-    device: str, for_export: bool, model_options: dict[str, Any], **_: Any,
+    device: str, for_export: bool, explicit_attention: bool, model_options: dict[str, Any], **_: Any,
 ) -> BuiltModel:  # fmt: skip
     transformers = _require("transformers")
     name, _separator, query = name.partition("?")
     options = {key: _parsed_value(value) for key, value in parse_qsl(query, keep_blank_values=True)} | model_options
     if num_classes is not None:
         options["num_labels"] = num_classes
-    attention = options.pop("attn_implementation", None)
+    attention = options.pop("attn_implementation", "eager" if explicit_attention else None)
     config, model_class = _transformers_config(transformers, name, options)
     if image_size is not None and hasattr(config, "image_size"):
         config.image_size = image_size[0]

@@ -23,6 +23,7 @@ from gnnpred.costs.base import FREE_COST, CostRule, CostState, OpCost, RawCost, 
 from gnnpred.costs.forward import FORWARD_RULES, one_pass, reduction
 from gnnpred.costs.optimizer import OPTIMIZER_RULES, foreach_launches
 from gnnpred.costs.products import gemm_dims
+from gnnpred.costs.unfused import with_pieces
 from gnnpred.graph import Component, Op, OpGraph, OpPhase, Role
 from gnnpred.op_kinds import OP_KINDS, Category, category_of
 
@@ -52,7 +53,7 @@ def op_costs(graph: OpGraph) -> tuple[OpCost, ...]:
         if rule is None:
             costs.append(FREE_COST)
             continue
-        flops, read, written, launches = rule(op, sizes)
+        flops, read, written, launches = with_pieces(op, sizes, rule(op, sizes))
         state = CostState.FORMULA
         if op.kind in UNSUPPORTED_KINDS or op.kind not in OP_KINDS:
             state = CostState.UNSUPPORTED

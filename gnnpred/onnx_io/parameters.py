@@ -30,7 +30,7 @@ _PASS_THROUGH = {
     "CastLike", "Flatten",
 }  # fmt: skip
 _BUFFER_NAME = re.compile(
-    r"(running_(mean|var)|num_batches_tracked|inv_freq|(cos|sin)_cached|attn_mask|attention_mask|causal_mask|"
+    r"(^buffer\.|running_(mean|var)|num_batches_tracked|inv_freq|(cos|sin)_cached|attn_mask|attention_mask|causal_mask|"
     r"position_ids|token_type_ids|relative_position_index|lifted_tensor|_tensor_constant|anchors?$)"
 )
 _PARAMETER_NAME = re.compile(r"(weight|bias|scale|gamma|beta|alpha)", re.IGNORECASE)

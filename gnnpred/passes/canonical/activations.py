@@ -201,7 +201,8 @@ def _replace(editor: GraphEditor, form: _Form, climb: _Climb, inside: list[int])
     op_idxs = list(dict.fromkeys([*inside, *climb.op_idxs]))
     final_idx = editor.producer[climb.top]
     attributes = {}
-    if form.kind != "silu" and pieces_are_real(editor, form.kind):
+    # the cost rules know that quick_gelu runs in pieces; silu in pieces cannot be told from the function
+    if form.kind not in ("silu", "quick_gelu") and pieces_are_real(editor, form.kind):
         attributes = unfused_attributes(editor, op_idxs, climb.top)
     assert climb.x is not None
     editor.replace_op(final_idx, form.kind, (climb.x,), attributes)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gnnpred.graph import DType, Role
+from gnnpred.graph import DType, Op, Role
 from gnnpred.passes.canonical.editor import GraphEditor
 from gnnpred.passes.canonical.matching import near, split_scalar
 
@@ -16,6 +16,7 @@ def drop_no_ops(editor: GraphEditor) -> None:
     """Remove identities, dropout that drops nothing, whole slices, casts between floats and random constants."""
     _store_floats_as_fp32(editor)
     _make_random_constant(editor)
+    _find_addcmul(editor)
     for op_idx, op in enumerate(editor.ops):
         if op is None or not op.inputs or not op.outputs:
             continue
@@ -37,6 +38,61 @@ def drop_no_ops(editor: GraphEditor) -> None:
                 assert condition is not None
                 source = condition.inputs[0]
             editor.bypass(op_idx, source)
+        elif op.kind == "gather" and _is_strided_view(editor, op):
+            editor.replace_op(op_idx, "slice", op.inputs[:1])
+        elif op.kind == "scatter" and _overwrites_everything(editor, op):
+            editor.bypass(op_idx, op.inputs[2])
+        elif op.kind in ("mul", "div", "add", "sub") and (kept := _beside_neutral(editor, op)) is not None:
+            editor.bypass(op_idx, kept)
+
+
+def _beside_neutral(editor: GraphEditor, op: Op) -> int | None:
+    """The operand that x * 1, x / 1, x + 0 or x - 0 leaves as it is; exporters drop some of these ops."""
+    scalar = split_scalar(editor, op)
+    if scalar is None or scalar[1] != (1.0 if op.kind in ("mul", "div") else 0.0):
+        return None
+    if op.kind in ("div", "sub") and op.inputs[0] != scalar[0]:
+        return None
+    same_shape = editor.shape(scalar[0]) == editor.shape(op.outputs[0])
+    return scalar[0] if same_shape and editor.tensors[scalar[0]].dtype is editor.tensors[op.outputs[0]].dtype else None
+
+
+def _find_addcmul(editor: GraphEditor) -> None:
+    """c + 1.0 * a * b: the exporter writes the factor of addcmul even where it is one."""
+    for op_idx in editor.positions("mul"):
+        op = editor.ops[op_idx]
+        if op is None or len(op.inputs) != 2 or editor.number(op.inputs[0]) != 1.0:
+            continue
+        product_idx = editor.sole_reader(op.outputs[0])
+        product = editor.ops[product_idx] if product_idx is not None else None
+        if product is None or product.kind != "mul" or product.inputs[0] != op.outputs[0]:
+            continue
+        add_idx = editor.sole_reader(product.outputs[0])
+        add = editor.ops[add_idx] if add_idx is not None else None
+        if add_idx is not None and add is not None and add.kind == "add" and add.inputs[1] == product.outputs[0]:
+            editor.replace_op(add_idx, "addcmul", (add.inputs[0], op.inputs[1], product.inputs[1]))
+
+
+def _is_strided_view(editor: GraphEditor, op: Op) -> bool:
+    """as_strided, which exporters write as picking every element of the flattened tensor by its position."""
+    if len(op.inputs) != 2:
+        return False
+    source, indices = op.inputs
+    return (
+        editor.role(indices) is Role.CONSTANT
+        and len(editor.shape(source)) == 1 < len(editor.shape(indices))
+        and editor.depends_on_data(source)
+        and editor.producer_op(source, "view") is not None
+        and editor.tensors[op.outputs[0]].num_elements <= editor.tensors[source].num_elements
+    )
+
+
+def _overwrites_everything(editor: GraphEditor, op: Op) -> bool:
+    """x[...] = y over the whole of x, as an in-place op on a view comes out of an exporter."""
+    if len(op.inputs) != 3 or editor.role(op.inputs[1]) is not Role.CONSTANT:
+        return False
+    data, _indices, updates = op.inputs
+    return editor.shape(data) == editor.shape(updates) and editor.tensors[data].num_elements > 1
 
 
 def _guards_against_nan(editor: GraphEditor, inputs: Sequence[int]) -> bool:
@@ -98,23 +154,34 @@ def unify_spellings(editor: GraphEditor) -> None:
                 _unify_reciprocal(editor, op_idx)
             case "transpose" if "perm" not in op.attributes and "axes" in op.attributes:
                 editor.replace_op(op_idx, "transpose", op.inputs, {"perm": tuple(op.attributes["axes"])})
-            case "conv" | "conv_transpose" if len(op.inputs) > 2 and _is_zero_bias(editor, op.inputs[2]):
+            case "conv" | "conv_transpose" if len(op.inputs) > 2 and _is_made_up(editor, op.inputs[2]):
                 editor.set_inputs(op_idx, op.inputs[:2])
+            case "batch_norm" | "group_norm" if len(op.inputs) > 1:
+                learned = [tensor for tensor in op.inputs[1:] if not _is_made_up(editor, tensor)]
+                if len(learned) < len(op.inputs) - 1:
+                    editor.set_inputs(op_idx, (op.inputs[0], *learned))
             case "linear":
                 _read_weight_itself(editor, op_idx)
     for op_idx in editor.positions("reduce_l2", "sqrt"):
         _unify_l2(editor, op_idx)
     for op_idx in editor.positions("concat"):
         _find_roll(editor, op_idx)
+    for op_idx in editor.positions("view"):
+        _find_im2col(editor, op_idx)
 
 
-def _is_zero_bias(editor: GraphEditor, bias: int) -> bool:
-    """The dynamo exporter gives every convolution a bias: a constant of zeros where the model has none."""
-    spec = editor.tensors[bias]
+def _is_made_up(editor: GraphEditor, vector: int) -> bool:
+    """Whether a norm's or convolution's vector is the exporter's: zeros or ones where the model has none."""
+    spec = editor.tensors[vector]
     if spec.role is Role.CONSTANT:
         return True
-    values = spec.value if isinstance(spec.value, tuple) else (spec.value,)
-    return _EXPORTERS_CONSTANT.fullmatch(spec.name) is not None and (spec.value is None or not any(values))
+    if spec.role is not Role.PARAMETER or _EXPORTERS_CONSTANT.fullmatch(spec.name) is None:
+        return False
+    values = set(spec.value if isinstance(spec.value, tuple) else (spec.value,))
+    if len(values) > 1 or not values <= {None, 0, 1}:
+        return False
+    editor.tensors[vector] = replace(spec, role=Role.CONSTANT)  # no optimizer updates it
+    return True
 
 
 def _unify_clamp(editor: GraphEditor, op_idx: int) -> None:
@@ -185,6 +252,27 @@ def _read_weight_itself(editor: GraphEditor, op_idx: int) -> None:
         source = view.inputs[0]
     if source != weight and editor.role(source) is Role.PARAMETER:
         editor.set_inputs(op_idx, (op.inputs[0], source, *op.inputs[2:]))
+
+
+def _find_im2col(editor: GraphEditor, view_idx: int) -> None:
+    """unfold of an image: the exporter picks rows, then columns, of every window and merges the axes."""
+    view = editor.ops[view_idx]
+    if view is None or len(editor.shape(view.outputs[0])) != 3 or len(editor.shape(view.inputs[0])) != 6:
+        return
+    transpose = editor.producer_op(view.inputs[0], "transpose")
+    columns = editor.producer_op(transpose.inputs[0], "gather") if transpose is not None else None
+    rows = editor.producer_op(columns.inputs[0], "gather") if columns is not None else None
+    if rows is None or columns is None:
+        return
+    for gather, axis in ((rows, 2), (columns, 4)):
+        windows = len(editor.shape(gather.inputs[1])) == 2 and editor.role(gather.inputs[1]) is Role.CONSTANT
+        if gather.attributes.get("axis") != axis or not windows or not editor.is_private(gather.outputs[0]):
+            return
+    source = rows.inputs[0]
+    padding = editor.producer_op(source, "pad")
+    if padding is not None and editor.is_private(source):
+        source = padding.inputs[0]
+    editor.replace_op(view_idx, "im2col", (source,))
 
 
 def _sliced_axis(editor: GraphEditor, op_idx: int) -> int | None:

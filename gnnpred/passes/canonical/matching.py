@@ -16,7 +16,7 @@ TOLERANCE = 0.01  # constants written in fp16, or 0.044715 as 0.0447
 # First ONNX opset whose op set holds the composite; traced modules (no opset) show composites whole.
 _COMPOSITE_SINCE_OPSET = {
     "gelu": 20, "gelu_tanh": 20, "mish": 18, "hardswish": 14, "hardsigmoid": 1, "layer_norm": 17, "rms_norm": 23,
-    "group_norm": 21, "batch_norm": 1, "l2_norm": 1, "quick_gelu": 1,
+    "group_norm": 21, "batch_norm": 1,
 }  # fmt: skip
 
 

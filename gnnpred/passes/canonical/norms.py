@@ -229,6 +229,8 @@ def _fuse_group_norm(editor: GraphEditor, op_idx: int) -> None:
         return
     x, result = unfold.inputs[0], fold.outputs[0]
     shape, inner = editor.shape(x), editor.shape(op.inputs[0])
+    if op.kind == "batch_norm" and not editor.depends_on_data(x):
+        return  # weight standardisation: a batch norm over the rows of a weight
     if editor.shape(result) != shape or len(shape) < 3 or len(inner) < 3 or prod(shape) == 0:
         return
     if any(editor.is_learned(tensor) and editor.tensors[tensor].num_elements > 1 and op.kind != "group_norm"
@@ -261,16 +263,14 @@ def _fuse_l2_norm(editor: GraphEditor, op_idx: int) -> None:
     op = editor.ops[op_idx]
     if op is None:
         return
-    op_idxs, top = [op_idx], op.outputs[0]
+    top = op.outputs[0]
     for _ in range(4):
         reader_idx = editor.sole_reader(top)
         reader = editor.ops[reader_idx] if reader_idx is not None else None
         if reader_idx is None or reader is None:
             return
-        op_idxs.append(reader_idx)
         if reader.kind == "div" and reader.inputs == (op.inputs[0], top):
-            attributes = unfused_attributes(editor, op_idxs, reader.outputs[0])
-            editor.replace_op(reader_idx, "l2_norm", (op.inputs[0],), attributes)
+            editor.replace_op(reader_idx, "l2_norm", (op.inputs[0],))
             return
         if reader.kind not in ("clamp", "add", "maximum", "expand", "view"):
             return
