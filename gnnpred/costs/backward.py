@@ -104,6 +104,16 @@ def _passes(flops: float, reads: float, writes: float, launches: int) -> CostRul
     return rule
 
 
+_POW_SCALAR = _passes(12, 4, 3, 3)  # pow, mul by the exponent, mul with the gradient
+_POW_TENSOR = _passes(30, 8, 5, 5)
+
+
+def _pow_backward(op: Op, s: Sizes) -> RawCost:
+    """A number as exponent has the short formula."""
+    has_scalar_exponent = len(op.inputs) < 3 or s.elements[op.inputs[2]] == 1
+    return (_POW_SCALAR if has_scalar_exponent else _POW_TENSOR)(op, s)
+
+
 def _add_backward(op: Op, s: Sizes) -> RawCost:
     """add, sub: a sum over the axes of a broadcast operand, a negation for the subtrahend."""
     num_outputs = len(op.outputs)
@@ -213,9 +223,7 @@ BACKWARD_RULES: dict[str, CostRule | None] = {
     "batch_norm": _norm_backward, "layer_norm": _norm_backward, "rms_norm": _norm_backward,
     "group_norm": _norm_backward, "l2_norm": _l2_norm_backward, "local_response_norm": _local_response_norm_backward,
     # derivatives.yaml: number of kernels and of full-size passes
-    "pow_scalar": _passes(12, 4, 3, 3),  # pow, mul by the exponent, mul with the gradient
-    "square": _passes(12, 4, 3, 3),
-    "pow": _passes(30, 8, 5, 5),
+    "pow_scalar": _POW_SCALAR, "square": _POW_SCALAR, "pow": _pow_backward,
     "quick_gelu": _passes(15, 9, 6, 6),
     "softsign": _passes(10, 9, 6, 6),
     "rope": _passes(5, 5.5, 4.5, 6),

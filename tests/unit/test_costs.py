@@ -303,6 +303,12 @@ def test_mul_by_a_constant_reads_no_saved_activation():
     assert (cost.bytes_read, cost.bytes_written) == (128 + 4, 128)
 
 
+def test_pow_with_a_number_has_a_shorter_backward_than_with_a_tensor():
+    number = _backward_cost("pow", [(4, 8), ()], (4, 8), parameters=(), dtypes={1: DType.INT64})
+    assert (number.bytes_read, number.bytes_written, number.num_launches) == (4 * 128, 3 * 128, 3)
+    assert _backward_cost("pow", [(4, 8), (4, 8)], (4, 8)).num_launches == 5
+
+
 def test_dropout_has_a_byte_mask_and_costs_nothing_in_inference():
     args = ("dropout", [(4, 8)], (4, 8))
     assert _forward_cost(*args, ratio=0.1).state is CostState.FREE
