@@ -11,7 +11,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -237,7 +237,7 @@ def row_weights(corpus: Corpus, settings: "RecipeSettings") -> np.ndarray:
 class RecipeSettings:
     """A recipe file (trainers/*.toml): training settings, ensemble sizes, row weights."""
 
-    train: TrainSettings
+    train: TrainSettings = field(default_factory=TrainSettings)
     seeds: int = 3  # members of the shipped ensemble and of the family and architecture folds
     device_seeds: int = 1  # members per leave-one-GPU-out fold
     group_balance: float = 0.2  # 0 = every row counts alike, 1 = every group counts alike

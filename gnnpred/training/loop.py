@@ -28,6 +28,7 @@ class TrainSettings:
     weight_decay: float = 0.01
     huber_delta: float = 0.1
     gradient_clip: float = 1.0
+    shrinkage: float = 0.02  # pull of per-op corrections towards the physics
     hide_specs: float = 0.3  # share of graphs whose device specification is hidden
     op_weight: float = 0.5  # weight of the single-kernel loss against the step loss
     op_rows_per_batch: int = 256
@@ -44,7 +45,7 @@ class OperatorRows:
 
     def loss(self, model: StepTimeGNN, chosen: np.ndarray, known: np.ndarray) -> torch.Tensor:
         """Huber loss of log kernel time over the chosen rows."""
-        op_ms, _ = model(self.rows.batch(chosen, specs_known=known))  # one node per row
+        op_ms, _, _ = model(self.rows.batch(chosen, specs_known=known))  # one node per row
         predicted = (op_ms * torch.from_numpy(self.timed[chosen])).sum(1)
         target = torch.from_numpy(self.target_ms[chosen].astype(np.float32))
         error = torch.log(predicted + 1e-6) - torch.log(target)
@@ -93,9 +94,9 @@ def train_model(
         for step in range(steps_per_epoch):
             chosen = order[step * settings.graphs_per_batch : (step + 1) * settings.graphs_per_batch]
             known = (rng.random(len(chosen)) >= settings.hide_specs).astype(np.float32)
-            _, step_ms = model(rows.batch(chosen, specs_known=known))
+            _, step_ms, deviation = model(rows.batch(chosen, specs_known=known))
             error = torch.log(step_ms) - log_target[chosen]
-            loss = _huber(error, settings.huber_delta, weight[chosen])
+            loss = _huber(error, settings.huber_delta, weight[chosen]) + settings.shrinkage * deviation.mean()
             if operators is not None and operator_idx is not None and settings.op_weight > 0:
                 picked = rng.choice(operator_idx, settings.op_rows_per_batch)
                 op_known = (rng.random(len(picked)) >= settings.hide_specs).astype(np.float32)

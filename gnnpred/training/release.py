@@ -49,7 +49,7 @@ class SingleGraphEnsemble(nn.Module):
         )  # fmt: skip
         op_ms, log_step = [], []
         for member in self.members:
-            member_op_ms, member_step_ms = member(batch)
+            member_op_ms, member_step_ms, _ = member(batch)
             op_ms.append(member_op_ms)
             log_step.append(torch.log(member_step_ms))
         return torch.stack(op_ms).mean(0), torch.exp(torch.stack(log_step).mean(0))

@@ -1,0 +1,176 @@
+"""The network, its training loop and its export."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torch_geometric")
+
+from gnnpred.checkpoint import Checkpoint, load_checkpoint  # noqa: E402
+from gnnpred.costs import op_costs  # noqa: E402
+from gnnpred.errors import GnnpredError, UsageError  # noqa: E402
+from gnnpred.features import COMPONENTS, GraphArrays, encode, graph_structure  # noqa: E402
+from gnnpred.hardware import find_device  # noqa: E402
+from gnnpred.job import JobSpec, Phase, Precision  # noqa: E402
+from gnnpred.passes.step import complete_step, lower_forward  # noqa: E402
+from gnnpred.training.data import FlatRows  # noqa: E402
+from gnnpred.training.loop import TrainSettings, predict_rows, train_model  # noqa: E402
+from gnnpred.training.model import ModelSettings, StepTimeGNN  # noqa: E402
+from gnnpred.training.release import write_checkpoint  # noqa: E402
+from tests.helpers.graphs import tiny_cnn  # noqa: E402
+
+pytestmark = pytest.mark.train
+DEVICES = ("V100-SXM2-16GB", "A100-SXM4-80GB", "RTX3090", "T4")
+
+
+def _arrays(batch_size: int, device: str, precision: Precision) -> GraphArrays:
+    lowered = lower_forward(tiny_cnn(), batch_size=batch_size, precision=precision)
+    full = complete_step(lowered, phase=Phase.TRAIN, optimizer="sgd")
+    return encode(graph_structure(full, op_costs(full)), JobSpec(device=find_device(device), precision=precision))
+
+
+@pytest.fixture(scope="module")
+def rows() -> FlatRows:
+    return FlatRows.from_arrays(
+        [_arrays(b, d, p) for b in (4, 16, 64, 256, 1024) for d in DEVICES for p in (Precision.FP32, Precision.MIXED)]
+    )
+
+
+def _model(seed: int = 0, **settings) -> StepTimeGNN:
+    torch.manual_seed(seed)
+    model = StepTimeGNN(ModelSettings(**settings))
+    for head in (model.head, model.scale_head):
+        torch.nn.init.normal_(head.weight, std=0.3)
+    return model.eval()
+
+
+def _ones(count: int) -> np.ndarray:
+    return np.ones(count, np.float32)
+
+
+def test_untrained_network_answers_with_the_physics_or_the_launch_rate(rows):
+    model = StepTimeGNN(ModelSettings(host_branch=False)).eval()
+    batch = rows.batch(np.arange(rows.num_rows), specs_known=_ones(rows.num_rows))
+    op_ms, step_ms, deviation = model(batch)
+    physics = np.add.reduceat(rows.physics_ms.sum(1) * rows.count, rows.node_start[:-1])
+    assert step_ms.detach().numpy() == pytest.approx(physics, rel=1e-4)
+    assert op_ms.detach().numpy() == pytest.approx(rows.physics_ms, rel=1e-4)
+    assert deviation.detach().numpy() == pytest.approx(0)
+
+
+def test_answers_do_not_depend_on_which_graphs_share_a_batch(rows):
+    model = _model()
+    together = predict_rows(model, rows, np.arange(rows.num_rows), specs_known=_ones(rows.num_rows))
+    alone = [predict_rows(model, rows, np.array([i]), specs_known=_ones(1))[0] for i in range(rows.num_rows)]
+    assert together == pytest.approx(alone, rel=1e-4)
+
+
+def test_a_hidden_specification_does_not_reach_the_answer(rows):
+    model = _model()
+    changed = dataclasses.replace(rows, globals=rows.globals.copy())
+    changed.globals[:, :10] += 3.0  # the device specification columns
+    index = np.arange(rows.num_rows)
+    hidden = np.zeros(rows.num_rows, np.float32)
+    assert predict_rows(model, changed, index, specs_known=hidden) == pytest.approx(
+        predict_rows(model, rows, index, specs_known=hidden)
+    )
+    assert predict_rows(model, changed, index, specs_known=_ones(rows.num_rows)) != pytest.approx(
+        predict_rows(model, rows, index, specs_known=_ones(rows.num_rows)), rel=1e-3
+    )
+
+
+def test_messages_reach_the_answer(rows):
+    model = _model()
+    cut = dataclasses.replace(
+        rows, in_edges=rows.in_edges[:, :0], in_start=np.zeros_like(rows.in_start),
+        out_edges=rows.out_edges[:, :0], out_start=np.zeros_like(rows.out_start),
+    )  # fmt: skip
+    index = np.arange(rows.num_rows)
+    with_messages = predict_rows(model, rows, index, specs_known=_ones(rows.num_rows))
+    assert predict_rows(model, cut, index, specs_known=_ones(rows.num_rows)) != pytest.approx(with_messages, rel=1e-3)
+
+
+def test_training_overfits_a_tiny_set(rows):
+    rng = np.random.default_rng(0)
+    physics = np.add.reduceat(rows.physics_ms.sum(1) * rows.count, rows.node_start[:-1])
+    target = physics * np.exp(rng.normal(0.5, 0.4, rows.num_rows))
+    settings = TrainSettings(epochs=150, graphs_per_batch=10, hide_specs=0.0, op_weight=0.0,
+                             model=ModelSettings(dropout=0.0, kind_dropout=0.0))  # fmt: skip
+    index = np.arange(rows.num_rows)
+    model = train_model(rows, target, index, np.ones(rows.num_rows), settings, seed=0)
+    error = np.abs(predict_rows(model, rows, index, specs_known=_ones(rows.num_rows)) / target - 1)
+    assert np.median(error) < 0.06
+    assert np.median(np.abs(physics / target - 1)) > 0.25  # the task was not trivial
+
+
+def test_training_is_repeatable_for_a_seed(rows):
+    settings = TrainSettings(epochs=2, graphs_per_batch=10, op_weight=0.0)
+    index = np.arange(rows.num_rows)
+    target = np.linspace(1, 5, rows.num_rows)
+    answers = [
+        predict_rows(
+            train_model(rows, target, index, np.ones(rows.num_rows), settings, seed=seed), rows, index,
+            specs_known=_ones(rows.num_rows),
+        )
+        for seed in (1, 1, 2)
+    ]  # fmt: skip
+    assert answers[0] == pytest.approx(answers[1], rel=1e-6)
+    assert answers[0] != pytest.approx(answers[2], rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def checkpoint_folder(rows, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    write_checkpoint(
+        folder, name="tiny", members=[_model(0), _model(1)], golden={"first": (rows.arrays_of(0), True)},
+        known_kinds=["conv", "relu", "reduce_mean", "linear"], devices=DEVICES,
+        global_ranges={"log_batch": (0, 5), "log_physics_ms": (-9, 9), "log_launches": (0, 9)},
+        interval_log={"all": (-0.2, 0.3)}, default_framework_version="2.1", details={},
+    )  # fmt: skip
+    return folder
+
+
+def test_the_exported_checkpoint_equals_torch_on_every_row(rows, checkpoint_folder):
+    checkpoint = load_checkpoint(checkpoint_folder)
+    assert isinstance(checkpoint, Checkpoint)
+    members = [_model(0), _model(1)]
+    index = np.arange(rows.num_rows)
+    logs = [np.log(predict_rows(m, rows, index, specs_known=_ones(rows.num_rows))) for m in members]
+    expected = np.exp(np.mean(logs, axis=0))
+    got = []
+    for row in range(rows.num_rows):
+        node_ms, step_ms = checkpoint.run(rows.arrays_of(row), specs_known=True)
+        assert node_ms.shape == (np.diff(rows.node_start)[row], len(COMPONENTS))
+        got.append(step_ms)
+    assert got == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("model.onnx", lambda data: data[:-10], "does not match the hash"),
+        (
+            "card.json",
+            lambda data: data.replace(b'"log_physics_us_cast"', b'"log_physics_us_cost"'),
+            "another feature schema",
+        ),
+        ("card.json", lambda data: data[:50], "not valid JSON"),
+        ("golden.json", lambda data: data.replace(b'"step_ms":', b'"step_ms":1'), "golden example"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_in_one_line(checkpoint_folder, tmp_path, file, change, message):
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for path in checkpoint_folder.iterdir():
+        data = path.read_bytes()
+        (folder / path.name).write_bytes(change(data) if path.name == file else data)
+    with pytest.raises(GnnpredError, match=message) as caught:
+        load_checkpoint(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_checkpoint_names_what_there_is():
+    with pytest.raises(UsageError, match="not found"):
+        load_checkpoint("no-such-checkpoint")
