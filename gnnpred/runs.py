@@ -24,11 +24,10 @@ _COMPILERS = {"": "eager", "graph": "eager", "none": "eager", "compile": "torch_
               "tensorrt": "xla"}  # fmt: skip
 
 _HOST_COPY = re.compile(r"copied h2d|h2d copy|host[- ]to[- ]device|from host|cpu-resident|includes? h2d")
-_DATA_LOADER = re.compile(r"real data|data=(?!syn)|data[- ]loader[- ]bound")
+_DATA_LOADER = re.compile(r"real data|data=(?!syn)|\bdali\b|includes data loading|data[- ]loader[- ]bound")
 _ALL_HALF = re.compile(
-    r"apex[_ -]?o2|\bopt[_ -]?level[ =:_-]*o2|\bo2\b|use_fp16|pure[_ -]?fp16|fp32 master weights|fp32 variables"
+    r"apex[_ -]?o2|\bopt[_ -]?level[ =:_-]*o2|\bo2\b|use_fp16|pure_fp16|fp32 master weights|fp32 variables"
 )
-_FP32_MASTERS = re.compile(r"fp32 master weights|fp32 variables|apex[_ -]?o2")
 _DATA_PARALLEL = re.compile(r"\bnn\.dataparallel\b|\bdataparallel\b")
 # PyTorch 1.12 took TF32 away from matmul by default (release notes of 1.12); TensorFlow has it since 2.4.
 _PYTORCH_WITHOUT_TF32_MATMUL = (1, 12)
@@ -57,8 +56,9 @@ def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
     framework = row.get("framework", "").strip().lower() or "pytorch"
     version = row.get("framework_version", "").strip().rstrip("?")
     precision, tf32_matmul = _precision_of(row, note, framework, version, notes)
-    if precision is Precision.FP16 and _FP32_MASTERS.search(note):
-        precision = Precision.MIXED
+    is_all_half = bool(_ALL_HALF.search(note))
+    if is_all_half and precision is Precision.FP16:
+        precision = Precision.MIXED  # fp32 master weights: not a purely half model
     nodes = _whole_number(row, "nodes", default=1)
     gpus = _evenly_spread(_whole_number(row, "gpus", default=1), nodes, notes)
     interconnect, inter_node = _fabric_of(row.get("interconnect", "")) if gpus > 1 else ("", "")
@@ -72,7 +72,7 @@ def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
         compiler=_compiler_of(row.get("compiled", "")),
         framework=framework,
         framework_version=version,
-        activation_rule=ActivationRule.ALL_HALF if _ALL_HALF.search(note) else ActivationRule.AUTOCAST,
+        activation_rule=ActivationRule.ALL_HALF if is_all_half else ActivationRule.AUTOCAST,
         tf32_matmul=tf32_matmul,
         host_copy=bool(_HOST_COPY.search(note)),
         data_loader=bool(_DATA_LOADER.search(note)),
@@ -191,10 +191,9 @@ def _version_numbers(version: str) -> tuple[int, ...]:
 
 def _memory_format_of(row: Mapping[str, str], framework: str, note: str) -> str:
     text = (row.get("memory_format") or "").strip().lower()
-    if text:
-        return text
-    # Keras lays images out as NHWC, but TensorFlow runs its fp32 cuDNN kernels in NCHW
-    return "nhwc" if framework == "tensorflow" and "keras" not in note else "nchw"
+    if framework == "tensorflow" and "keras" in note:
+        return "nchw"  # Keras lays images out as NHWC, TensorFlow transposes around its cuDNN kernels
+    return text or ("nhwc" if framework == "tensorflow" else "nchw")
 
 
 def _optimizer_of(text: str, phase: Phase, notes: list[str]) -> str:

@@ -96,6 +96,8 @@ def test_tf32_rows_say_by_version_whether_matmul_used_it(version, note, tf32_mat
 def test_an_empty_memory_format_is_the_frameworks():
     assert run_with(framework="tensorflow").job.memory_format == "nhwc"
     assert run_with(framework="pytorch").job.memory_format == "nchw"
+    keras = run_with(framework="tensorflow", memory_format="nhwc", note="keras fit from host numpy arrays")
+    assert keras.job.memory_format == "nchw"
 
 
 @pytest.mark.parametrize(
