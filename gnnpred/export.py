@@ -286,6 +286,7 @@ def _export_torchscript(
     built = build_model(source, batch_size=trace_batch, for_export=True, train=train, device="cpu", **build_options)
     names = _input_names(built)
     buffer = io.BytesIO()
+    torch._C._jit_set_onnx_log_enabled(False)  # it prints the whole graph to stdout when it fails
     try:
         with _quiet_exporter():
             torch.onnx.export(

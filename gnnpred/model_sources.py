@@ -7,6 +7,7 @@ downloaded. Needs the ``models`` extra; only the export command and the corpus b
 import difflib
 import importlib
 import importlib.util
+import inspect
 import json
 import re
 import sys
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 SOURCE_FORMS = (
     "timm:NAME, torchvision:NAME, hf:CONFIG.json, hf:CLASS?size=value&... or MODULE:FUNCTION "
-    "(a function of your own that returns a module and its example inputs)"
+    "(a function of your own that returns a module and its example inputs, and may take batch_size)"
 )
 _NEEDS_MODELS_EXTRA = "needs the models extra: pip install 'gnnpred[models]'"
 DEFAULT_IMAGE_SIZE = 224
@@ -66,6 +67,7 @@ def build_model(
     if not separator or not name or not prefix:
         raise UsageError(f"cannot read the model source {source!r}: write it as {SOURCE_FORMS}")
     _require("torch")
+    declare_torchvision_ops()  # a user's own function may import timm as well
     builders: dict[str, Callable[..., BuiltModel]] = {
         "timm": _build_timm,
         "torchvision": _build_torchvision,
@@ -449,14 +451,19 @@ def _unpacked_sequences() -> Iterator[None]:
 # ---------------------------------------------------------------------------------------- a user's own
 
 
-def _build_users(module_name: str, function_name: str, *, device: str, **_: Any) -> BuiltModel:
+def _build_users(
+    module_name: str, function_name: str, *, batch_size: int, device: str, model_options: dict[str, Any], **_: Any
+) -> BuiltModel:
     import torch
 
     function = _users_function(module_name, function_name)
     what = f"{module_name}:{function_name}"
+    options = dict(model_options)
+    if "batch_size" in inspect.signature(function).parameters:
+        options["batch_size"] = batch_size
 
     def call() -> Any:
-        return function()
+        return function(**options)
 
     try:
         with torch.device(device):

@@ -1,14 +1,14 @@
 """Ops that nothing runs, one spelling per op, and slices that together are one split."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 from gnnpred.graph import DType, Op, Role
 from gnnpred.passes.canonical.editor import GraphEditor
 from gnnpred.passes.canonical.matching import near, split_scalar
 
-_EXPORTERS_CONSTANT = re.compile(r"val_\d+")  # how the dynamo exporter names what it made up itself
+# how the dynamo and the TorchScript exporter name what they made up themselves
+_EXPORTERS_CONSTANT = re.compile(r"(buffer\.)?val_\d+|.*/Constant(_\d+)?_output_0")
 _HALF_TYPES = (DType.FP16, DType.BF16)
 
 
@@ -29,15 +29,11 @@ def drop_no_ops(editor: GraphEditor) -> None:
             or (op.kind == "cast" and same_type)
             or (op.kind in ("view", "expand", "slice", "pad") and same_shape and same_type and len(op.inputs) == 1)
             or (op.kind == "concat" and len(op.inputs) == 1)
-            # exporters guard softmax against rows that are masked whole
-            or (op.kind == "where" and _guards_against_nan(editor, op.inputs))
         )
         if useless:
-            if op.kind == "where":
-                condition = editor.producer_op(op.inputs[0], "isnan")
-                assert condition is not None
-                source = condition.inputs[0]
             editor.bypass(op_idx, source)
+        elif op.kind == "where" and (guarded := _guarded(editor, op)) is not None:
+            editor.bypass(op_idx, guarded)
         elif op.kind == "gather" and _is_strided_view(editor, op):
             editor.replace_op(op_idx, "slice", op.inputs[:1])
         elif op.kind == "scatter" and _overwrites_everything(editor, op):
@@ -95,11 +91,18 @@ def _overwrites_everything(editor: GraphEditor, op: Op) -> bool:
     return editor.shape(data) == editor.shape(updates) and editor.tensors[data].num_elements > 1
 
 
-def _guards_against_nan(editor: GraphEditor, inputs: Sequence[int]) -> bool:
-    if len(inputs) != 3:
-        return False
-    condition = editor.producer_op(inputs[0], "isnan")
-    return condition is not None and condition.inputs[0] in inputs[1:]
+def _guarded(editor: GraphEditor, op: Op) -> int | None:
+    """What an exporter's guard protects: softmax of rows that are masked whole, softplus of large numbers."""
+    if len(op.inputs) != 3:
+        return None
+    condition = editor.producer_op(op.inputs[0], "isnan", "greater")
+    if condition is None:
+        return None
+    x = condition.inputs[0]
+    if condition.kind == "isnan":
+        return x if x in op.inputs[1:] else None
+    softplus = editor.producer_op(op.inputs[2], "softplus")
+    return op.inputs[2] if softplus is not None and softplus.inputs[0] == x == op.inputs[1] else None
 
 
 def _store_floats_as_fp32(editor: GraphEditor) -> None:
@@ -156,7 +159,7 @@ def unify_spellings(editor: GraphEditor) -> None:
                 editor.replace_op(op_idx, "transpose", op.inputs, {"perm": tuple(op.attributes["axes"])})
             case "conv" | "conv_transpose" if len(op.inputs) > 2 and _is_made_up(editor, op.inputs[2]):
                 editor.set_inputs(op_idx, op.inputs[:2])
-            case "batch_norm" | "group_norm" if len(op.inputs) > 1:
+            case "batch_norm" | "group_norm" | "layer_norm" | "rms_norm" if len(op.inputs) > 1:
                 learned = [tensor for tensor in op.inputs[1:] if not _is_made_up(editor, tensor)]
                 if len(learned) < len(op.inputs) - 1:
                     editor.set_inputs(op_idx, (op.inputs[0], *learned))
