@@ -7,7 +7,7 @@ that a model means the same ops whichever way it came.
 """
 
 from gnnpred.graph import OpGraph
-from gnnpred.passes.canonical import activations, attention, cleanup, layout, linear, losses, norms
+from gnnpred.passes.canonical import activations, attention, cleanup, layout, linear, losses, norms, pools
 from gnnpred.passes.canonical.editor import GraphEditor
 
 __all__ = ["canonicalise"]
@@ -26,6 +26,7 @@ def canonicalise(graph: OpGraph) -> OpGraph:
     linear.fuse_biases(editor)
     attention.fuse_attention(editor)
     losses.fuse_losses(editor)
+    pools.unify_pools(editor)
     cleanup.merge_slices(editor)
     layout.settle_copies(editor)
     editor.remove_unread()

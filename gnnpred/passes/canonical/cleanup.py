@@ -163,6 +163,8 @@ def unify_spellings(editor: GraphEditor) -> None:
                 learned = [tensor for tensor in op.inputs[1:] if not _is_made_up(editor, tensor)]
                 if len(learned) < len(op.inputs) - 1:
                     editor.set_inputs(op_idx, (op.inputs[0], *learned))
+            case "stack":  # exporters add the axis to each part, then concatenate; one kernel either way
+                editor.replace_op(op_idx, "concat", op.inputs, op.attributes)
             case "linear":
                 _read_weight_itself(editor, op_idx)
     for op_idx in editor.positions("reduce_l2", "sqrt"):
@@ -278,13 +280,13 @@ def _find_im2col(editor: GraphEditor, view_idx: int) -> None:
     editor.replace_op(view_idx, "im2col", (source,))
 
 
-def _sliced_axis(editor: GraphEditor, op_idx: int) -> int | None:
-    """The one axis that a slice cuts without steps, None for anything else."""
+def _sliced_axis(editor: GraphEditor, op_idx: int, *, any_step: bool = False) -> int | None:
+    """The one axis that a slice cuts, without steps unless ``any_step``; None for anything else."""
     op = editor.ops[op_idx]
     if op is None or op.kind != "slice":
         return None
     axes = op.attributes.get("axes", (op.attributes["axis"],) if "axis" in op.attributes else ())
-    if len(axes) != 1 or any(step != 1 for step in op.attributes.get("steps", ())):
+    if len(axes) != 1 or (not any_step and any(step != 1 for step in op.attributes.get("steps", ()))):
         return None
     return axes[0]
 
@@ -331,7 +333,7 @@ def merge_slices(editor: GraphEditor) -> None:
             continue
         by_axis: dict[int, list[int]] = {}
         for op_idx in editor.readers[tensor]:
-            axis = _sliced_axis(editor, op_idx)
+            axis = _sliced_axis(editor, op_idx, any_step=True)
             if axis is not None:
                 by_axis.setdefault(axis, []).append(op_idx)
         for axis, op_idxs in by_axis.items():
