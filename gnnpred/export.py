@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     import torch
 
-logger = logging.getLogger(__name__)
-
 DEFAULT_OPSET = 20
 EXPORTERS = ("dynamo", "torchscript")
 # A prime that no layer has as a size: a dimension it divides is a batch dimension, so a file with
@@ -90,8 +88,6 @@ def export_model(
         )  # fmt: skip
     model.graph.name = source
     _write_atomically(model, out)
-    for note in notes:
-        logger.warning(note)
     return ExportSummary(
         path=out,
         source=source,
@@ -142,7 +138,7 @@ def _export_dynamo(
         batch = _leading_dim(built)
     if batch == "dynamic":
         try:
-            return _clean(_program(built, opset, dynamic=True)), notes, "dynamic", built
+            return _clean(_program(built, opset, dynamic=True), built.module), notes, "dynamic", built
         except Exception as error:  # torch.export fails with every kind of exception
             reason = _reason(error)
         if _ONLY_4D_ATTENTION in reason and not build_options.get("explicit_attention"):
@@ -154,7 +150,7 @@ def _export_dynamo(
         batch = PRIME_BATCH
         built = build_model(source, **build_options)
     try:
-        return _clean(_program(built, opset, dynamic=False)), notes, batch, built
+        return _clean(_program(built, opset, dynamic=False), built.module), notes, batch, built
     except Exception as error:
         reason = _reason(error)
         if _ONLY_4D_ATTENTION in reason and not build_options.get("explicit_attention"):
@@ -176,14 +172,17 @@ def _program(built: BuiltModel, opset: int, *, dynamic: bool) -> "ir.Model":
             exported, dynamo=True, opset_version=opset, optimize=False, verbose=False, input_names=_input_names(built)
         )
     assert program is not None
-    _mark_buffers(program.model, set(exported.graph_signature.parameters))
     if dynamic:
         _rename_open_dims(program.model)
     return program.model
 
 
-def _mark_buffers(model: "ir.Model", parameter_names: set[str]) -> None:
+def _mark_buffers(model: "ir.Model", module: "torch.nn.Module") -> None:
     """Name what no optimizer updates "buffer....": in a file, float buffers and weights look alike."""
+    import onnx_ir.passes.common as common_passes
+
+    common_passes.LiftConstantsToInitializersPass(size_limit=_MAX_KEPT_FLOATS + 1)(model)
+    parameter_names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     for name in [name for name in model.graph.initializers if name not in parameter_names]:
         value = model.graph.initializers[name]
         if value.dtype is not None and value.dtype.is_floating_point():
@@ -298,6 +297,7 @@ def _export_torchscript(
     except Exception as error:
         raise GnnpredError(f"{source} cannot be exported with the torchscript exporter: {_reason(error)}") from error
     model = ir.from_proto(onnx.load_model_from_string(buffer.getvalue()))
+    _mark_buffers(model, built.module)
     _drop_weights_and_metadata(model)
     return model, [], batch, built
 
@@ -305,7 +305,7 @@ def _export_torchscript(
 # ---------------------------------------------------------------------------------------- cleaning
 
 
-def _clean(model: "ir.Model") -> "ir.Model":
+def _clean(model: "ir.Model", module: "torch.nn.Module") -> "ir.Model":
     """Inline functions, fold shape arithmetic (never weights), drop dead nodes, values and metadata."""
     import onnx_ir.passes.common as common_passes
     from onnxscript.optimizer import _constant_folding as constant_folding
@@ -329,6 +329,7 @@ def _clean(model: "ir.Model") -> "ir.Model":
         common_passes.IdentityEliminationPass()(model)
         common_passes.RemoveUnusedNodesPass()(model)
         common_passes.RemoveUnusedFunctionsPass()(model)
+        _mark_buffers(model, module)
     _drop_weights_and_metadata(model)
     return model
 

@@ -123,6 +123,7 @@ class Walker:
         self._opset_imports = list(opset_imports)
         self._prefix = ""  # makes names of tensors inside functions unique
         self._num_walked = 0
+        self._has_stored_weights = False
         self._depth = 0
         self.tally = Tally()
 
@@ -136,6 +137,7 @@ class Walker:
         scope.weights, scope.statistics = parsed.weights, parsed.statistics
         for tensor in graph.initializer:
             scope.values[tensor.name] = self._stored_value(scope, tensor)
+            self._has_stored_weights |= tensor.name in scope.weights
         for sparse in graph.sparse_initializer:
             dtype = dtype_of(sparse.values.data_type, f"{self.where}: initializer {sparse.values.name!r}")
             value = Value(tuple(sparse.dims), dtype, Role.PARAMETER, name=sparse.values.name)
@@ -241,8 +243,9 @@ class Walker:
         value.role = role_of_stored(
             value, in_weight_slot=name in scope.weights, is_statistic=name in scope.statistics, from_node=True
         )
-        if node.op_type == "ConstantOfShape" and name not in scope.weights:
-            value.role = Role.CONSTANT  # zeros and masks, however large
+        # zeros, masks and tables, however large; where weights are initializers, Constant nodes hold none
+        if name not in scope.weights and (node.op_type == "ConstantOfShape" or self._has_stored_weights):
+            value.role = Role.CONSTANT
 
     def _count(self, outputs: Sequence[Value]) -> None:
         self.tally.num_outputs += len(outputs)

@@ -168,6 +168,16 @@ def test_weights_may_come_from_nodes(maker):
     assert graph.num_parameters == 24
 
 
+@pytest.mark.parametrize(("stored", "num_parameters"), [(True, 24), (False, 24 + 300)])
+def test_tables_in_nodes_are_constants_where_weights_are_initializers(stored, num_parameters):
+    table = node("Constant", [], ["t"], value=weight("k", [100, 3]))
+    made = [] if stored else [node("Constant", [], ["w"], value=weight("k", [8, 3]))]
+    nodes = [table, *made, node("MatMul", ["x", "w"], ["y"]), node("Add", ["y", "t"], ["z"])]
+    constants = [weight("w", [8, 3])] if stored else []
+    graph = read_graph(model_of(nodes, [value("x", ["batch", 100, 8])], [value("z", None)], constants))
+    assert graph.num_parameters == num_parameters
+
+
 def test_what_depends_on_parameters_alone_is_marked():
     nodes = [node("Mul", ["w", "w"], ["squared"]), node("MatMul", ["x", "squared"], ["y"])]
     graph = read_graph(model_of(nodes, [value("x", ["batch", 8])], [value("y", None)], [weight("w", [8, 3])]))
