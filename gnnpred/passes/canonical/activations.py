@@ -202,7 +202,17 @@ def _replace(editor: GraphEditor, form: _Form, climb: _Climb, inside: list[int])
     final_idx = editor.producer[climb.top]
     attributes = {}
     # the cost rules know that quick_gelu runs in pieces; silu in pieces cannot be told from the function
-    if form.kind not in ("silu", "quick_gelu") and pieces_are_real(editor, form.kind):
+    handwritten = pieces_are_real(editor, form.kind) or (form.power == 1 and _halves_x(editor, climb))
+    if form.kind not in ("silu", "quick_gelu") and handwritten:
         attributes = unfused_attributes(editor, op_idxs, climb.top)
     assert climb.x is not None
     editor.replace_op(final_idx, form.kind, (climb.x,), attributes)
+
+
+def _halves_x(editor: GraphEditor, climb: _Climb) -> bool:
+    """``x * 0.5`` with the number second: models write GELU so; exporters put the half first or last."""
+    ops = (editor.ops[op_idx] for op_idx in climb.op_idxs)
+    return any(
+        op is not None and op.kind == "mul" and op.inputs[0] == climb.x and near(editor.number(op.inputs[1]), 0.5)
+        for op in ops
+    )

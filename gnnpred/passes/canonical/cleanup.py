@@ -54,19 +54,25 @@ def _beside_neutral(editor: GraphEditor, op: Op) -> int | None:
 
 
 def _find_addcmul(editor: GraphEditor) -> None:
-    """c + 1.0 * a * b: the exporter writes the factor of addcmul even where it is one."""
-    for op_idx in editor.positions("mul"):
-        op = editor.ops[op_idx]
-        if op is None or len(op.inputs) != 2 or editor.number(op.inputs[0]) != 1.0:
+    """c + a * b in one kernel.
+
+    Exporters write addcmul's factor even where it is one, c + (1.0 * a) * b or c + (a * b) * 1.0. Without it,
+    learned operands first are addcmul's order of arguments; a model's own affine reads x * a + c.
+    """
+    for op_idx in editor.positions("add"):
+        add = editor.ops[op_idx]
+        product = editor.producer_op(add.inputs[1], "mul") if add is not None and len(add.inputs) == 2 else None
+        if add is None or product is None or len(product.inputs) != 2 or not editor.is_private(add.inputs[1]):
             continue
-        product_idx = editor.sole_reader(op.outputs[0])
-        product = editor.ops[product_idx] if product_idx is not None else None
-        if product is None or product.kind != "mul" or product.inputs[0] != op.outputs[0]:
+        first, second = product.inputs
+        scaled = editor.producer_op(first, "mul")
+        if scaled is not None and editor.is_private(first) and editor.number(scaled.inputs[0]) == 1.0:
+            first = scaled.inputs[1]
+        elif scaled is not None and editor.is_private(first) and editor.number(second) == 1.0:
+            first, second = scaled.inputs
+        elif not (editor.is_learned(add.inputs[0]) and editor.is_learned(first) and editor.depends_on_data(second)):
             continue
-        add_idx = editor.sole_reader(product.outputs[0])
-        add = editor.ops[add_idx] if add_idx is not None else None
-        if add_idx is not None and add is not None and add.kind == "add" and add.inputs[1] == product.outputs[0]:
-            editor.replace_op(add_idx, "addcmul", (add.inputs[0], op.inputs[1], product.inputs[1]))
+        editor.replace_op(op_idx, "addcmul", (add.inputs[0], first, second))
 
 
 def _is_strided_view(editor: GraphEditor, op: Op) -> bool:

@@ -9,34 +9,31 @@ def fuse_biases(editor: GraphEditor) -> None:
         op = editor.ops[op_idx]
         if op is None or len(op.inputs) != 2:
             continue
-        result = op.outputs[0]
-        add_idx = editor.sole_reader(result)
+        product = op.outputs[0]
+        add_idx = editor.sole_reader(product)
         add = editor.ops[add_idx] if add_idx is not None else None
-        views = 0
-        while add is not None and add.kind == "view" and op.kind == "linear" and views < 2:
+        for _ in range(2):
             # a product of flattened rows gets its bias after the rows are unfolded again
-            if editor.shape(add.outputs[0])[-1:] != editor.shape(result)[-1:]:
+            if add is None or add.kind != "view" or op.kind != "linear":
                 break
-            add_idx = editor.sole_reader(add.outputs[0])
+            if editor.shape(add.outputs[0])[-1:] != editor.shape(product)[-1:]:
+                break
+            product = add.outputs[0]
+            add_idx = editor.sole_reader(product)
             add = editor.ops[add_idx] if add_idx is not None else None
-            views += 1
         if add_idx is None or add is None or add.kind != "add" or len(add.inputs) != 2:
             continue
-        product = next((tensor for tensor in add.inputs if editor.depends_on_data(tensor)), None)
-        bias = next((tensor for tensor in add.inputs if tensor != product), None)
-        if product is None or bias is None or not editor.is_learned(bias) or not editor.is_ready(bias, op_idx):
+        bias = add.inputs[1] if add.inputs[0] == product else add.inputs[0]
+        if bias == product or not editor.is_learned(bias) or not editor.is_ready(bias, op_idx):
             continue
-        rank = len(editor.shape(product))
-        if not _is_channel_vector(editor, bias, product, rank - 1 if op.kind == "linear" else 1):
-            continue
-        if editor.shape(add.outputs[0]) != editor.shape(product):
-            continue
-        editor.set_inputs(op_idx, (*op.inputs, bias))
-        editor.bypass(add_idx, product)
+        axis = len(editor.shape(product)) - 1 if op.kind == "linear" else 1
+        if editor.shape(add.outputs[0]) == editor.shape(product) and _is_channel_vector(editor, bias, product, axis):
+            editor.set_inputs(op_idx, (*op.inputs, bias))
+            editor.bypass(add_idx, product)
 
 
 def _is_channel_vector(editor: GraphEditor, bias: int, product: int, axis: int) -> bool:
-    """Whether ``bias`` varies along the channel axis of ``product`` alone."""
+    """Whether ``bias`` varies along ``axis`` of ``product`` alone, and over all of it."""
     shape, wanted = editor.shape(bias), editor.shape(product)
     if axis >= len(wanted) or len(shape) > len(wanted):
         return False

@@ -121,6 +121,13 @@ def test_a_conv_takes_the_added_channel_bias(shape):
     assert [(op.kind, len(op.inputs)) for op in graph.ops] == [("conv", 3)]
 
 
+def test_a_linear_of_a_constant_table_takes_its_bias_too():
+    g = HandGraph()
+    table = g.op("linear", g.constant(5, 2), g.weight(8, 2), shape=(5, 8))
+    biased = g.op("add", table, g.weight(8))
+    assert g.kinds(g.op("add", g.input(5, 8), biased)) == ["linear", "add"]
+
+
 def test_an_added_activation_is_no_bias():
     g = HandGraph()
     x, other = g.input(2, 8), g.input(2, 4)
@@ -193,9 +200,16 @@ def test_parts_in_swapped_order_are_a_roll_along_both_axes():
 
 def test_the_exporters_factor_of_one_marks_addcmul():
     g = HandGraph()
-    x, scale, shift = g.input(2, 8), g.weight(8), g.weight(8)
-    y = g.op("add", shift, g.op("mul", g.op("mul", 1.0, scale), x))
+    a, b, c = g.input(2, 8), g.input(2, 8), g.input(2, 8)
+    y = g.op("add", c, g.op("mul", g.op("mul", 1.0, a), b))
     assert g.kinds(y) == ["addcmul"]
+
+
+def test_learned_operands_first_are_addcmul_and_last_a_models_own_affine():
+    g = HandGraph()
+    x, scale, shift = g.input(2, 8), g.weight(8), g.weight(8)
+    assert g.kinds(g.op("add", shift, g.op("mul", scale, x))) == ["addcmul"]
+    assert g.kinds(g.op("add", g.op("mul", x, scale), shift)) == ["mul", "add"]
 
 
 @pytest.mark.parametrize(("kind", "number"), [("mul", 1.0), ("div", 1.0), ("add", 0.0), ("sub", 0.0)])
