@@ -1,7 +1,8 @@
 """Compare both front ends on many models: python benchmarks/parity_sweep.py [SOURCE ...] [--cache FOLDER].
 
 Exports take about ten seconds a model; with --cache they are made once. Prints one line per model with the
-relative differences of forward flops, bytes and kernel launches, and the ops that differ with --verbose.
+relative differences of flops, bytes and kernel launches, of the forward pass and of a training step, and the ops
+that differ with --verbose.
 """
 
 import argparse
@@ -74,16 +75,18 @@ def main() -> None:
                 print(f"{source}: {error}", flush=True)
                 continue
             total += 1
-            within += abs(report.flops_error) <= 1e-3 and abs(report.bytes_error) <= 0.02
+            forward, step = report.forward_error, report.step_error
+            within += abs(step.flops) <= 1e-3 and abs(step.bytes_moved) <= 0.02
             print(
-                f"{source[:50]:50} flops {report.flops_error:+.3%} bytes {report.bytes_error:+.2%} "
-                f"launches {report.launches_error:+.1%} ops {report.missing.total()}/{report.surplus.total()}",
+                f"{source[:50]:50} forward flops {forward.flops:+.3%} bytes {forward.bytes_moved:+.2%} "
+                f"launches {forward.launches:+.1%}; step {step.flops:+.3%} {step.bytes_moved:+.2%} "
+                f"{step.launches:+.1%}; ops {report.missing.total()}/{report.surplus.total()}",
                 flush=True,
             )
             if options.verbose:
                 print("   only traced:", _summary(report.missing)[:3000])
                 print("   only in ONNX:", _summary(report.surplus)[:3000])
-        print(f"{within} of {total} models within 0.1 % flops and 2 % bytes")
+        print(f"{within} of {total} models within 0.1 % flops and 2 % bytes of a training step")
 
 
 if __name__ == "__main__":

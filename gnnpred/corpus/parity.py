@@ -8,39 +8,42 @@ from dataclasses import dataclass
 
 from gnnpred.costs import op_costs
 from gnnpred.graph import OpGraph, Role
+from gnnpred.job import Phase, Precision
 from gnnpred.op_kinds import Category, category_of
 from gnnpred.passes.canonical import canonicalise
+from gnnpred.passes.step import complete_step, lower_forward
 
 OpSignature = tuple[str, tuple[tuple[int, ...], ...]]  # kind, output shapes
 
 
+@dataclass(frozen=True)
+class Totals:
+    """Sums over the ops of one graph."""
+
+    flops: float
+    bytes_moved: float
+    launches: int
+
+    def relative_to(self, other: "Totals") -> "Totals":
+        """Relative differences from ``other``, field by field."""
+        pairs = zip(
+            (self.flops, self.bytes_moved, self.launches), (other.flops, other.bytes_moved, other.launches), strict=True
+        )
+        return Totals(*(mine / theirs - 1 if theirs else float(mine > 0) for mine, theirs in pairs))  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParityReport:
-    """``missing`` are ops that only the trace has, ``surplus`` ops that only the ONNX file has."""
+    """``missing`` are ops that only the trace has, ``surplus`` ops that only the ONNX file has.
+
+    ``forward_error`` and ``step_error`` are relative differences of the totals of the file from those of the trace,
+    of the forward pass and of a whole training step (fp32, SGD).
+    """
 
     missing: Counter[OpSignature]
     surplus: Counter[OpSignature]
-    flops_trace: float
-    flops_onnx: float
-    bytes_trace: float
-    bytes_onnx: float
-    launches_trace: int
-    launches_onnx: int
-
-    @property
-    def flops_error(self) -> float:
-        """Relative difference of the total flops."""
-        return self.flops_onnx / self.flops_trace - 1 if self.flops_trace else float(self.flops_onnx > 0)
-
-    @property
-    def bytes_error(self) -> float:
-        """Relative difference of the total bytes moved."""
-        return self.bytes_onnx / self.bytes_trace - 1 if self.bytes_trace else float(self.bytes_onnx > 0)
-
-    @property
-    def launches_error(self) -> float:
-        """Relative difference of the number of kernels."""
-        return self.launches_onnx / self.launches_trace - 1 if self.launches_trace else float(self.launches_onnx > 0)
+    forward_error: Totals
+    step_error: Totals
 
 
 def op_signatures(graph: OpGraph) -> Counter[OpSignature]:
@@ -57,24 +60,23 @@ def compare_front_ends(onnx_graph: OpGraph, traced_graph: OpGraph) -> ParityRepo
     """Both graphs at the same batch size, as their front ends left them; canonicalised here."""
     onnx_graph, traced_graph = canonicalise(onnx_graph), canonicalise(traced_graph)
     onnx_ops, traced_ops = op_signatures(onnx_graph), op_signatures(traced_graph)
-    totals = []
-    for graph in (onnx_graph, traced_graph):
-        costs = op_costs(graph)
-        totals.append(
-            (
-                sum(cost.flops * op.repeats for cost, op in zip(costs, graph.ops, strict=True)),
-                sum(cost.bytes_moved * op.repeats for cost, op in zip(costs, graph.ops, strict=True)),
-                sum(cost.num_launches * op.repeats for cost, op in zip(costs, graph.ops, strict=True)),
-            )
-        )
-    (flops_onnx, bytes_onnx, launches_onnx), (flops_trace, bytes_trace, launches_trace) = totals
     return ParityReport(
         missing=traced_ops - onnx_ops,
         surplus=onnx_ops - traced_ops,
-        flops_trace=flops_trace,
-        flops_onnx=flops_onnx,
-        bytes_trace=bytes_trace,
-        bytes_onnx=bytes_onnx,
-        launches_trace=launches_trace,
-        launches_onnx=launches_onnx,
+        forward_error=_totals(onnx_graph).relative_to(_totals(traced_graph)),
+        step_error=_totals(_training_step(onnx_graph)).relative_to(_totals(_training_step(traced_graph))),
+    )
+
+
+def _training_step(graph: OpGraph) -> OpGraph:
+    lowered = lower_forward(graph, batch_size=None, precision=Precision.FP32)
+    return complete_step(lowered, phase=Phase.TRAIN, optimizer="sgd")
+
+
+def _totals(graph: OpGraph) -> Totals:
+    costs = op_costs(graph)
+    return Totals(
+        flops=sum(cost.flops * op.repeats for cost, op in zip(costs, graph.ops, strict=True)),
+        bytes_moved=sum(cost.bytes_moved * op.repeats for cost, op in zip(costs, graph.ops, strict=True)),
+        launches=sum(cost.num_launches * op.repeats for cost, op in zip(costs, graph.ops, strict=True)),
     )

@@ -35,7 +35,8 @@ def drop_no_ops(editor: GraphEditor) -> None:
         elif op.kind == "where" and (guarded := _guarded(editor, op)) is not None:
             editor.bypass(op_idx, guarded)
         elif op.kind == "gather" and _is_strided_view(editor, op):
-            editor.replace_op(op_idx, "slice", op.inputs[:1])
+            whole = editor.tensors[op.inputs[0]].num_elements == editor.tensors[op.outputs[0]].num_elements
+            editor.replace_op(op_idx, "view" if whole else "slice", op.inputs[:1])
         elif op.kind == "scatter" and _overwrites_everything(editor, op):
             editor.bypass(op_idx, op.inputs[2])
         elif op.kind in ("mul", "div", "add", "sub") and (kept := _beside_neutral(editor, op)) is not None:
