@@ -8,6 +8,7 @@ from gnnpred.graph import DType, Role
 from gnnpred.onnx_io.builder import Builder, ShapeUnknown, normalise_axis
 from gnnpred.onnx_io.handlers import Inputs, handles, optional, required
 from gnnpred.onnx_io.nodes import Node
+from gnnpred.onnx_io.ops_shape import reshape_to
 from gnnpred.onnx_io.values import Value, dtype_of
 
 
@@ -22,10 +23,20 @@ def gather(builder: Builder, node: Node, inputs: Inputs) -> list[Value]:
         if position is not None and not builder.binding.is_batch(x.shape[axis]):
             attributes["starts"] = (position + x.shape[axis] if position < 0 else position,)
         return [builder.emit("slice", [x], shape, **attributes)]
+    if indices.is_constant and _picks_all(builder, x, indices):
+        return [reshape_to(builder, x, indices.shape)]
     is_table = x.role in (Role.PARAMETER, Role.PARAMETER_DERIVED) and axis == 0 and x.rank == 2
     if is_table and indices.depends_on_data:
         return [builder.emit("embedding", [x, indices], shape, x.dtype)]
     return [builder.emit("gather", [x, indices], shape, x.dtype, axis=axis)]
+
+
+def _picks_all(builder: Builder, x: Value, indices: Value) -> bool:
+    """as_strided of a flat tensor at the batch of the file: every element by its position."""
+    baked = builder.binding.baked_size
+    if x.rank != 1 or indices.rank < 2 or baked is None or builder.batch_axis(x.shape) != 0:
+        return False
+    return builder.binding.at(x.shape, baked)[0] == indices.num_elements
 
 
 @handles("GatherElements")

@@ -7,7 +7,7 @@ that a model means the same ops whichever way it came.
 """
 
 from gnnpred.graph import OpGraph
-from gnnpred.passes.canonical import activations, attention, cleanup, layout, linear, losses, norms, pools
+from gnnpred.passes.canonical import activations, attention, cleanup, layout, linear, losses, norms, pools, sharing
 from gnnpred.passes.canonical.editor import GraphEditor
 
 __all__ = ["canonicalise"]
@@ -28,6 +28,7 @@ def canonicalise(graph: OpGraph) -> OpGraph:
     losses.fuse_losses(editor)
     pools.unify_pools(editor)
     cleanup.merge_slices(editor)
+    sharing.separate_shared_vectors(editor)
     layout.settle_copies(editor)
     editor.remove_unread()
     return editor.to_graph()

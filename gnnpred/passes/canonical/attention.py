@@ -197,20 +197,25 @@ def _untransposed(editor: GraphEditor, k_transposed: int, anchor_idx: int) -> in
     """k as (..., sequence, head_dim), from the (..., head_dim, sequence) that the product reads."""
     shape = editor.shape(k_transposed)
     wanted = (*shape[:-2], shape[-1], shape[-2])
-    candidate = _strip_scale(editor, k_transposed)
+    candidate, swapped = _strip_scale(editor, k_transposed), False
+    regrouped: int | None = None
     for _ in range(4):  # exporters write the swap of any rank as view, transpose, view
         view = editor.producer_op(candidate, "transpose", "view")
         if view is None:
             break
         candidate = _strip_scale(editor, view.inputs[0])
-        if editor.shape(candidate) == wanted and view.kind == "transpose" and _swaps_last_two(view):
+        swapped = swapped or (view.kind == "transpose" and _swaps_last_two(view))
+        if editor.shape(candidate) == wanted and (view.kind == "view" or _swaps_last_two(view)):
             return candidate
-        if editor.shape(candidate) == wanted and view.kind == "view":
-            return candidate
+        if swapped and view.kind == "view" and editor.shape(candidate)[-2:] == wanted[-2:]:
+            regrouped = candidate
     spec = editor.tensors[k_transposed]
     rank = len(shape)
     swap = {rank - 1: rank - 2, rank - 2: rank - 1}
     k = editor.like(k_transposed, shape=wanted, batch_axes=sorted(swap.get(a, a) for a in spec.batch_axes))
+    if regrouped is not None and editor.tensors[regrouped].num_elements == editor.tensors[k].num_elements:
+        editor.insert_before(anchor_idx, "view", (regrouped,), (k,))
+        return k
     perm = (*range(rank - 2), rank - 1, rank - 2)
     editor.insert_before(anchor_idx, "transpose", (_strip_scale(editor, k_transposed),), (k,), {"perm": perm})
     return k

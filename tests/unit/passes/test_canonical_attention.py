@@ -127,6 +127,16 @@ def test_heads_repeated_for_grouped_queries_are_read_once():
     assert op.inputs == graph.inputs
 
 
+def test_repeated_heads_are_found_behind_the_view_dance():
+    g = HandGraph()
+    q, k, v = g.input(B, 4, S, D), g.input(B, 2, S, D), g.input(B, 4, S, D)
+    repeated = g.op("expand", g.view(k, B, 2, 1, S, D), shape=(B, 2, 2, S, D))
+    k_transposed = g.view(g.transpose(g.view(repeated, B * 4, S, D), 0, 2, 1), B, 4, D, S)
+    s = g.op("matmul", q, k_transposed, shape=(B, 4, S, S))
+    graph, op = only_op(g, g.op("matmul", g.op("softmax", s, axis=3), v, shape=(B, 4, S, D)))
+    assert op.inputs == graph.inputs
+
+
 def test_attention_on_merged_heads_is_found():
     g = HandGraph()
     q, k, v = g.input(B * H, S, D), g.input(B * H, S, D), g.input(B * H, S, D)
