@@ -40,13 +40,13 @@ HOST_COPY_GB_S = 6.0
 
 _RAW_NAMES = (
     "in_elements", "param_elements", "out_elements", "batch_count", "m", "n", "k", "kernel_area", "stride", "groups",
-    "channels_per_group", "last_dim", "fan_out", "in_bytes_per_element", "out_bytes_per_element",
+    "channels_per_group", "last_dim", "in_bytes_per_element", "out_bytes_per_element",
     "needs_input_gradient", "is_depthwise", "is_parameter_derived", "m_mod8", "n_mod8", "k_mod8",
 )  # fmt: skip
 _RAW_IDX = {name: i for i, name in enumerate(_RAW_NAMES)}
 _LOG_RAW = (
     "in_elements", "param_elements", "out_elements", "batch_count", "m", "n", "k", "kernel_area", "stride", "groups",
-    "channels_per_group", "last_dim", "fan_out",
+    "channels_per_group", "last_dim",
 )  # fmt: skip
 _PLAIN_RAW = tuple(name for name in _RAW_NAMES if name not in _LOG_RAW)
 
@@ -96,7 +96,7 @@ def _first_shape(op: Op, graph: OpGraph) -> tuple[int, ...]:
     return graph.tensors[op.inputs[0]].shape if op.inputs else ()
 
 
-def _raw_row(op: Op, graph: OpGraph, fan_out: int) -> list[float]:
+def _raw_row(op: Op, graph: OpGraph) -> list[float]:
     """Shape features of one forward op, in the order of ``_RAW_NAMES``."""
     tensors = graph.tensors
     in_elements = param_elements = 0
@@ -124,7 +124,7 @@ def _raw_row(op: Op, graph: OpGraph, fan_out: int) -> list[float]:
     return [
         in_elements, param_elements, out_elements, batch_count, m, n, k, kernel_area,
         float(stride[0]) if stride else 1.0, groups, channels / groups if groups else channels,
-        out_shape[-1] if out_shape else 1, fan_out, in_width, out_width,
+        out_shape[-1] if out_shape else 1, in_width, out_width,
         0.0, float(is_depthwise), float(derived and bool(op.inputs)),
         float(m > 0 and m % 8 == 0), float(n > 0 and n % 8 == 0), float(k > 0 and k % 8 == 0),
     ]  # fmt: skip
@@ -195,9 +195,7 @@ def graph_structure(graph: OpGraph, costs: Sequence[OpCost]) -> GraphStructure:
     op_weight[counted] = time_proxy[counted] / totals[slot[counted]]
 
     in_neighbours, out_neighbours = _node_neighbours(graph, heads, node_of_head)
-    raw = np.array(
-        [_raw_row(graph.ops[head], graph, len(out_neighbours[i])) for i, head in enumerate(heads)], np.float64
-    ).reshape(num_nodes, len(_RAW_NAMES))
+    raw = np.array([_raw_row(graph.ops[head], graph) for head in heads], np.float64).reshape(num_nodes, len(_RAW_NAMES))
     raw[:, _RAW_IDX["needs_input_gradient"]] = flops[:, 1] + bytes_moved[:, 1] > 0
     kind_idx = np.array([KIND_IDX.get(graph.ops[head].kind, NUM_KINDS - 1) for head in heads], np.int64)
     category_idx = np.array([_CATEGORY_IDX[category_of(graph.ops[head].kind)] for head in heads], np.int64)
@@ -284,7 +282,9 @@ _CONV_CLASSES = ("dense", "grouped", "depthwise")
 _CONV_CROSSES = (*(f"nhwc_{c}_conv" for c in _CONV_CLASSES), *(f"half_{c}_conv" for c in _CONV_CLASSES))
 
 NODE_FEATURE_NAMES: tuple[str, ...] = (
-    *(f"log_physics_us_{c}" for c in COMPONENTS),
+    # casts, gradient sums and updates are left out: they say nothing about the op itself, and networks that have many
+    # of them (DenseNet, BERT) would land outside everything seen
+    *(f"log_physics_us_{c}" for c in COMPONENTS[:3]),
     *(f"log_flop_to_byte_time_{c}" for c in COMPONENTS[:3]),
     "log_flops", "log_bytes", "log_launches", "log_total_physics_us", "log_waves", "wave_efficiency",
     "log_bytes_to_l2", *(f"log_{name}" for name in _LOG_RAW), *_PLAIN_RAW, *_CONV_CROSSES,
@@ -304,8 +304,8 @@ GLOBAL_FEATURE_NAMES: tuple[str, ...] = (
     "is_amd", "has_tensor_cores", "log_half_to_fp32_peak", "log_fp32_ridge",
     *(f"precision_{p}" for p in Precision), "all_half", "tf32_matmul", "nhwc", "torch_compile", "xla",
     *(f"framework_{f}" for f in _FRAMEWORKS), "pytorch_version", "tensorflow_version", "fused_attention",
-    *(f"phase_{p}" for p in Phase), "optimizer_adam", "host_copy", "data_loader", "input_gradient",
-    "log_batch", "log_launches", "log_physics_ms", "log_host_to_gpu", "log_input_bytes",
+    *(f"phase_{p}" for p in Phase), "host_copy", "data_loader", "input_gradient",
+    "log_batch", "log_launches", "log_physics_ms", "log_host_to_gpu",
 )  # fmt: skip
 
 
@@ -382,7 +382,7 @@ def encode(structure: GraphStructure, job: JobSpec, *, input_gradient: bool = Fa
     l2_bytes = max(device.l2_mb, 0.5) * 1e6
     node_features = np.concatenate(
         [
-            np.log(physics_us + 1e-2),
+            np.log(physics_us[:, :3] + 1e-2),
             np.log((flop_us[:, :3] + 1e-3) / (byte_us[:, :3] + 1e-3)),
             np.log(structure.flops.sum(1) + 1)[:, None],
             np.log(bytes_moved.sum(1) + 1)[:, None],
@@ -463,9 +463,9 @@ def _globals(
         float(job.compiler == "torch_compile"), float(job.compiler == "xla"),
         *(float(job.framework == f) for f in _FRAMEWORKS),
         version if job.framework == "pytorch" else 0.0, version if job.framework == "tensorflow" else 0.0, float(fused),
-        *(float(job.phase is p) for p in Phase), float(job.optimizer in ("adam", "adamw", "lamb")),
+        *(float(job.phase is p) for p in Phase), 
         float(job.host_copy), float(job.data_loader), float(input_gradient),
         np.log(max(structure.batch_size, 1)), np.log(host_launches + 1), np.log(physics_ms + 1e-3),
-        np.log((host_launches * 5e-3 + 1e-3) / (physics_ms + 1e-3)), np.log(structure.input_bytes + 1),
+        np.log((host_launches * 5e-3 + 1e-3) / (physics_ms + 1e-3)),
     ]  # fmt: skip
     return np.array(values, np.float32)

@@ -28,7 +28,7 @@ class TrainSettings:
     weight_decay: float = 0.01
     huber_delta: float = 0.1
     gradient_clip: float = 1.0
-    shrinkage: float = 0.02  # pull of per-op corrections towards the physics
+    shrinkage: float = 0.15  # pull of per-op corrections towards the physics
     hide_specs: float = 0.3  # share of graphs whose device specification is hidden
     op_weight: float = 0.5  # weight of the single-kernel loss against the step loss
     op_rows_per_batch: int = 256

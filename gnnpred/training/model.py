@@ -1,5 +1,6 @@
 """The graph neural network: a bounded correction to roofline physics, summed over ops."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
 from gnnpred.features import (
+    CATEGORIES,
     COMPONENTS,
     GLOBAL_FEATURE_NAMES,
     NODE_FEATURE_NAMES,
@@ -15,9 +17,12 @@ from gnnpred.features import (
     SPEC_FEATURE_NAMES,
 )
 from gnnpred.graph import Component
+from gnnpred.op_kinds import Category
 
 # Eager PyTorch launches a kernel every 5 to 10 us on common hosts; the network scales it per job.
 HOST_LAUNCH_MS = 6e-3
+_LOG_GROUPS = NODE_FEATURE_NAMES.index("log_groups")
+_FIRST_CATEGORY = NODE_FEATURE_NAMES.index(f"category_{CATEGORIES[0]}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +38,15 @@ class ModelSettings:
     hidden_dropout: float = 0.0  # on node states
     input_noise: float = 0.0  # standard deviations added to the inputs in training: smooth answers off the data
     feature_clip: float = 4.0  # standard deviations; keeps inputs outside the corpus from running away
-    max_log_correction: float = 3.0  # per op: exp(3) is within a factor of 20 of the physics
+    # Bounds of the log corrections. Grouped and depthwise convolutions can run 20 times slower than the physics.
+    max_log_grouped_conv: float = 3.0
+    max_log_product: float = 1.7  # dense convolutions, matrix products, attention
+    max_log_bandwidth: float = 1.2  # of ops bound by memory, whose kernels all stream alike
     # casts, gradient sums and updates are plain streaming kernels that no table times alone: left free, they soak
     # up what other ops miss and run away in networks that have many of them
-    max_log_streaming: float = 0.5
-    max_log_scale: float = 2.0  # per graph
-    pooled_scale: bool = True  # the per-graph scale sees the pooled ops, not only the job
+    max_log_streaming: float = 0.7
+    max_log_scale: float = 0.7  # per graph
+    pooled_scale: bool = False  # the per-graph scale sees the pooled ops, not only the job
     host_branch: bool = True
 
 
@@ -109,10 +117,16 @@ class StepTimeGNN(nn.Module):
             self.register_buffer(f"{name}_mean", torch.zeros(size))
             self.register_buffer(f"{name}_std", torch.ones(size))
         width = settings.width
-        free, streaming = settings.max_log_correction, settings.max_log_streaming
-        plain = (Component.CAST, Component.ACCUMULATE, Component.OPTIMIZER)
-        limits = [streaming if c in plain else free for c in COMPONENTS]
-        self.register_buffer("correction_limit", torch.tensor(limits))
+        by_category = dict.fromkeys(CATEGORIES, settings.max_log_bandwidth)
+        for category in (Category.CONV, Category.MATMUL, Category.ATTENTION, Category.RECURRENT):
+            by_category[category] = settings.max_log_product
+        limits = torch.tensor([by_category[category] for category in CATEGORIES])[:, None].repeat(1, NUM_COMPONENTS)
+        for component in (Component.CAST, Component.ACCUMULATE, Component.OPTIMIZER):
+            limits[:, COMPONENTS.index(component)] = settings.max_log_streaming
+        grouped = limits[CATEGORIES.index(Category.CONV)].clone()
+        grouped[: len(COMPONENTS[:3])] = settings.max_log_grouped_conv
+        self.register_buffer("grouped_limit", grouped)  # (C,)
+        self.register_buffer("correction_limit", limits)  # (categories, C)
         self.kind_embedding = nn.Embedding(NUM_KINDS, settings.kind_embedding)
         nn.init.normal_(self.kind_embedding.weight, std=0.1)
         self.node_in = nn.Linear(num_node + settings.kind_embedding, width)
@@ -150,7 +164,11 @@ class StepTimeGNN(nn.Module):
         h = self.hidden_dropout(h + nn.functional.silu(self.hidden(h)))
         for layer in self.layers:
             h = layer(h, batch.in_edges, batch.out_edges)
-        correction = self.correction_limit * torch.tanh(self.head(h) / self.correction_limit)
+        category = batch.node_features[:, _FIRST_CATEGORY : _FIRST_CATEGORY + len(CATEGORIES)]
+        limit = category @ self.correction_limit
+        is_grouped = batch.node_features[:, _LOG_GROUPS] > math.log(2.5)  # log(groups + 1)
+        limit = limit + (self.grouped_limit - limit).clamp(min=0) * is_grouped[:, None]
+        correction = limit * torch.tanh(self.head(h) / limit)
         op_ms = batch.physics_ms * torch.exp(correction)
         weight = batch.physics_ms.sum(1) * batch.count
         total = _sum_by_graph(weight[:, None], batch.graph_idx, num_graphs)

@@ -62,7 +62,7 @@ def _build(kind: type, content: dict[str, Any], *, where: str) -> Any:
             raise GnnpredError(f"{where}: {key} must not be negative, got {value!r}")
         values[key] = value
     settings = kind(**values)
-    for name in ("seeds", "device_seeds", "epochs", "graphs_per_batch", "width"):
+    for name in ("seeds", "fold_seeds", "device_seeds", "epochs", "graphs_per_batch", "width"):
         if name in names and getattr(settings, name) < 1:
             raise GnnpredError(f"{where}: {name} must be at least 1")
     return settings

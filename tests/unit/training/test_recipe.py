@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("torch_geometric")
 
-from gnnpred.errors import GnnpredError, UsageError  # noqa: E402
-from gnnpred.training.recipe import find_recipe, load_recipe, trainers_folder  # noqa: E402
+from gnnpred.errors import GnnpredError, UsageError
+from gnnpred.training.recipe import find_recipe, load_recipe, trainers_folder
 
 pytestmark = pytest.mark.train
 
