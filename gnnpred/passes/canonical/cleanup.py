@@ -338,6 +338,7 @@ def merge_slices(editor: GraphEditor) -> None:
     for tensor in range(len(editor.tensors)):
         if len(editor.readers[tensor]) < 2 or not editor.depends_on_data(tensor):
             continue
+        _merge_equal_splits(editor, tensor)
         by_axis: dict[int, list[int]] = {}
         for op_idx in editor.readers[tensor]:
             axis = _sliced_axis(editor, op_idx, any_step=True)
@@ -347,3 +348,20 @@ def merge_slices(editor: GraphEditor) -> None:
             sizes = [_slice_size(editor, op_idx, axis) for op_idx in op_idxs]
             if len(op_idxs) > 1 and sum(sizes) == editor.shape(tensor)[axis]:
                 editor.merge_ops(op_idxs, "split", (tensor,), {"axis": axis})
+
+
+def _merge_equal_splits(editor: GraphEditor, tensor: int) -> None:
+    """Exporters repeat a split for each part that is used."""
+    first_by_parts: dict[object, int] = {}
+    for op_idx in list(editor.readers[tensor]):
+        op = editor.ops[op_idx]
+        if op is None or op.kind != "split":
+            continue
+        parts = (op.attributes.get("axis"), tuple(editor.shape(part) for part in op.outputs))
+        first_idx = first_by_parts.setdefault(parts, op_idx)
+        first = editor.ops[first_idx]
+        if first is None or first_idx == op_idx:
+            continue
+        for mine, theirs in zip(op.outputs, first.outputs, strict=True):
+            editor.redirect(mine, theirs)
+        editor.forget(op_idx)

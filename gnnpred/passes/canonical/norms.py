@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from gnnpred.graph import Role
 from gnnpred.passes.canonical.editor import GraphEditor
 from gnnpred.passes.canonical.matching import pieces_are_real, split_scalar, unfused_attributes
 
@@ -259,19 +260,42 @@ def _num_groups(kind: str, attributes: Any, shape: tuple[int, ...], inner: tuple
 
 
 def _fuse_l2_norm(editor: GraphEditor, op_idx: int) -> None:
-    """x / max(norm(x), epsilon), as torch.nn.functional.normalize runs it."""
+    """x / max(norm(x), epsilon), as torch.nn.functional.normalize runs it; v * (g / norm(v)) is weight norm."""
     op = editor.ops[op_idx]
     if op is None:
         return
-    top = op.outputs[0]
+    x, top = op.inputs[0], op.outputs[0]
     for _ in range(4):
         reader_idx = editor.sole_reader(top)
         reader = editor.ops[reader_idx] if reader_idx is not None else None
         if reader_idx is None or reader is None:
             return
-        if reader.kind == "div" and reader.inputs == (op.inputs[0], top):
-            editor.replace_op(reader_idx, "l2_norm", (op.inputs[0],))
+        if reader.kind == "div" and reader.inputs == (x, top):
+            editor.replace_op(reader_idx, "l2_norm", (x,))
+            _take_magnitude(editor, reader_idx)
+            return
+        if reader.kind == "div" and reader.inputs[1] == top and editor.role(reader.inputs[0]) is Role.PARAMETER:
+            magnitude = reader.inputs[0]
+            product_idx = editor.sole_reader(reader.outputs[0])
+            product = editor.ops[product_idx] if product_idx is not None else None
+            if product_idx is not None and product is not None and product.kind == "mul" and x in product.inputs:
+                editor.replace_op(product_idx, "l2_norm", (x, magnitude))
             return
         if reader.kind not in ("clamp", "add", "maximum", "expand", "view"):
             return
         top = reader.outputs[0]
+
+
+def _take_magnitude(editor: GraphEditor, norm_idx: int) -> None:
+    """A normalised weight times its learned length: weight norm in one function."""
+    norm = editor.ops[norm_idx]
+    assert norm is not None
+    if editor.role(norm.inputs[0]) is not Role.PARAMETER:
+        return
+    product_idx = editor.sole_reader(norm.outputs[0])
+    product = editor.ops[product_idx] if product_idx is not None else None
+    if product_idx is None or product is None or product.kind != "mul" or len(product.inputs) != 2:
+        return
+    magnitude = product.inputs[1] if product.inputs[0] == norm.outputs[0] else product.inputs[0]
+    if editor.role(magnitude) is Role.PARAMETER and editor.shape(product.outputs[0]) == editor.shape(norm.inputs[0]):
+        editor.replace_op(product_idx, "l2_norm", (norm.inputs[0], magnitude))

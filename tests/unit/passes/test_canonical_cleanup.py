@@ -175,6 +175,16 @@ def test_slices_that_make_up_a_tensor_are_one_split():
     assert len(graph.ops[0].outputs) == 3
 
 
+def test_a_split_that_is_repeated_for_each_part_is_one_split():
+    g = HandGraph()
+    x = g.input(2, 12)
+    first, _ = g.multi_op("split", x, [(2, 6), (2, 6)], axis=1)
+    _, second = g.multi_op("split", x, [(2, 6), (2, 6)], axis=1)
+    graph = g.canonical(g.op("sub", first, second))
+    assert [op.kind for op in graph.ops] == ["split", "sub"]
+    assert graph.ops[1].inputs == graph.ops[0].outputs
+
+
 def test_slices_that_leave_a_rest_stay_slices():
     g = HandGraph()
     x = g.input(2, 12)

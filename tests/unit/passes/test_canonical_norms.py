@@ -139,6 +139,19 @@ def test_length_from_squares_is_an_l2_norm_too():
     assert g.kinds(g.op("div", x, g.op("maximum", length, 1e-12))) == ["l2_norm"]
 
 
+@pytest.mark.parametrize("divide_first", ["weight", "length"])
+def test_a_weight_of_learned_length_is_weight_norm(divide_first):
+    g = HandGraph(opset=17)
+    direction, magnitude = g.weight(8, 16), g.weight(8, 1)
+    norm = g.mean(direction, -1, kind="reduce_l2")
+    if divide_first == "weight":
+        weight = g.op("mul", g.op("div", direction, norm), magnitude)
+    else:
+        weight = g.op("mul", direction, g.op("div", magnitude, norm))
+    graph = g.canonical(g.op("linear", g.input(2, 16), weight, shape=(2, 8)))
+    assert [(op.kind, len(op.inputs)) for op in graph.ops] == [("l2_norm", 2), ("linear", 2)]
+
+
 def test_a_standard_deviation_alone_is_no_norm():
     g = HandGraph(opset=13)
     x = g.input(2, 7, 16)
