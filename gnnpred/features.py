@@ -463,7 +463,7 @@ def _globals(
         float(job.compiler == "torch_compile"), float(job.compiler == "xla"),
         *(float(job.framework == f) for f in _FRAMEWORKS),
         version if job.framework == "pytorch" else 0.0, version if job.framework == "tensorflow" else 0.0, float(fused),
-        *(float(job.phase is p) for p in Phase), 
+        *(float(job.phase is p) for p in Phase),
         float(job.host_copy), float(job.data_loader), float(input_gradient),
         np.log(max(structure.batch_size, 1)), np.log(host_launches + 1), np.log(physics_ms + 1e-3),
         np.log((host_launches * 5e-3 + 1e-3) / (physics_ms + 1e-3)),

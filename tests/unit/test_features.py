@@ -127,7 +127,16 @@ def test_feature_columns_match_their_names_and_are_finite():
 
 
 @pytest.mark.parametrize(
-    ("text", "number"), [("1.12.1", 1.6), ("2.4.0a0+git", 2.2), ("", 0.0), ("nightly", 0.0), ("2", 2.0), ("ngc-20.03 (1.5)", 1.25), ("ngc-20.06", 1.265)]
+    ("text", "number"),
+    [
+        ("1.12.1", 1.6),
+        ("2.4.0a0+git", 2.2),
+        ("", 0.0),
+        ("nightly", 0.0),
+        ("2", 2.0),
+        ("ngc-20.03 (1.5)", 1.25),
+        ("ngc-20.06", 1.265),
+    ],
 )
 def test_framework_versions_grow_with_releases(text, number):
     assert framework_version_number(text) == pytest.approx(number, abs=1e-3)
