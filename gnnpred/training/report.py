@@ -81,10 +81,10 @@ def write_report(folder: Path, table: dict[str, Any], *, name: str) -> Path:
         "neither repeats, nor superseded, nor flagged by their source; every row is predicted by networks that saw "
         "nothing of its group. Made by `gnnpred evaluate`.",
         "",
-        "![unseen architecture](parity-architecture.png)",
-        "![unseen family](parity-family.png)",
-        "![unseen GPU](parity-device.png)",
     ]
+    for track in ("architecture", "family", "device"):
+        if track in table["tracks"]:
+            head.append(f"![{TITLES[track]}](parity-{track}.png)")
     path = folder / "README.md"
     part = path.with_suffix(".part")
     part.write_text("\n".join(head + report_lines(table)) + "\n", encoding="utf-8")

@@ -190,11 +190,12 @@ def evaluate_recipe(
             corpus, track, settings, folds, with_baselines=not track.startswith("blind"), on_fold=count
         )
     table = results_table(results, corpus)
-    if tracks is None:
+    if tracks is None or "family" in results:
         out.mkdir(parents=True, exist_ok=True)
         _write_json(out / ERRORS_FILE, table)
         intervals = conformal_intervals(results["family"], corpus)
-        intervals["unseen_device"] = conformal_intervals(results["device"], corpus)["all"]
+        if "device" in results:
+            intervals["unseen_device"] = conformal_intervals(results["device"], corpus)["all"]
         _write_json(out / INTERVALS_FILE, intervals)
         write_report(out, table, name=name)
         write_parity_plots(out, results, corpus)
