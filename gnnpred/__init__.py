@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from gnnpred.graph import OpGraph
     from gnnpred.hardware import DeviceSpec, find_device, list_devices, load_device_file
     from gnnpred.job import ActivationRule, JobSpec, Phase, Precision
-    from gnnpred.predictor import OpPrediction, Prediction, Predictor, predict, read_canonical
+    from gnnpred.prediction import OpPrediction, Prediction
+    from gnnpred.predictor import Predictor, predict, read_canonical
 
 __version__ = "0.1.0"
 
@@ -58,8 +59,8 @@ _MODULE_BY_NAME = {
     "JobSpec": "job",
     "Phase": "job",
     "Precision": "job",
-    "OpPrediction": "predictor",
-    "Prediction": "predictor",
+    "OpPrediction": "prediction",
+    "Prediction": "prediction",
     "Predictor": "predictor",
     "predict": "predictor",
     "read_canonical": "predictor",

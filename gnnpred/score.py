@@ -11,7 +11,8 @@ import numpy as np
 
 from gnnpred.errors import GnnpredError
 from gnnpred.metrics import ErrorSummary, summarise_errors
-from gnnpred.predictor import Prediction, Predictor
+from gnnpred.prediction import Prediction
+from gnnpred.predictor import Predictor
 from gnnpred.runs import REQUIRED_COLUMNS, MeasuredRun, run_of_row
 
 # Columns that a prediction adds to a row, in order.

@@ -8,7 +8,7 @@ import typer
 from gnnpred.cli import options as opt
 
 if TYPE_CHECKING:
-    from gnnpred.predictor import OpPrediction, Prediction
+    from gnnpred.prediction import OpPrediction, Prediction
 
 _FORMATS = ("table", "json", "csv")
 _COLUMNS = ("op_idx", "kind", "name", "phase", "component", "dtype", "input_shapes", "output_shapes", "flops",

@@ -8,7 +8,7 @@ import typer
 from gnnpred.cli import options as opt
 
 if TYPE_CHECKING:
-    from gnnpred.predictor import Prediction
+    from gnnpred.prediction import Prediction
 
 _NAME_WIDTH = 30
 

@@ -20,7 +20,7 @@ LAYERS = (
     ("onnx_io", "passes", "costs", "memory", "metrics"),
     ("features", "communication"),
     ("checkpoint",),
-    ("predictor", "runs"),
+    ("prediction", "predictor", "runs"),
     ("score", "model_sources", "export", "corpus"),
     ("training",),
     ("cli",),
