@@ -22,6 +22,7 @@ from onnx import TensorProto, helper
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "resnet50.onnx"
+sys.path.insert(0, str(ROOT))  # runs from a clone, installed or not
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def test_the_exported_checkpoint_equals_torch_on_every_row(rows, checkpoint_fold
         ("model.onnx", lambda data: data[:-10], "does not match the hash"),
         (
             "card.json",
-            lambda data: data.replace(b'"log_physics_us_cast"', b'"log_physics_us_cost"'),
+            lambda data: data.replace(b'"log_physics_us_forward"', b'"log_physics_us_forwards"'),
             "another feature schema",
         ),
         ("card.json", lambda data: data[:50], "not valid JSON"),
