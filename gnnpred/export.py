@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnnpred.errors import GnnpredError, UsageError
+from gnnpred.files import replaced_when_done
 from gnnpred.model_sources import BuiltModel, build_model
 
 if TYPE_CHECKING:
@@ -385,12 +386,9 @@ def _has_data(tensor: Any) -> bool:
 def _write_atomically(model: "ir.Model", out: Path) -> None:
     import onnx_ir as ir
 
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    proto = ir.to_proto(model)
     try:
-        proto = ir.to_proto(model)
-        partial.write_bytes(proto.SerializeToString())
-        os.replace(partial, out)
+        with replaced_when_done(out) as partial:
+            partial.write_bytes(proto.SerializeToString())
     except OSError as error:
         raise GnnpredError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.hardware import find_device
 from gnnpred.job import COMPILERS, OPTIMIZERS, STRATEGIES, ActivationRule, JobSpec, Phase, Precision
+from gnnpred.software import only_convolutions_use_tf32, tf32_was_default
 
 REQUIRED_COLUMNS = ("onnx", "gpu", "precision", "batch_per_gpu", "step_time_ms")
 
@@ -29,10 +30,6 @@ _ALL_HALF = re.compile(
     r"apex[_ -]?o2|\bopt[_ -]?level[ =:_-]*o2|\bo2\b|use_fp16|pure_fp16|fp32 master weights|fp32 variables"
 )
 _DATA_PARALLEL = re.compile(r"\bnn\.dataparallel\b|\bdataparallel\b")
-# PyTorch 1.12 took TF32 away from matmul by default (release notes of 1.12); TensorFlow has it since 2.4.
-_PYTORCH_WITHOUT_TF32_MATMUL = (1, 12)
-_TENSORFLOW_WITH_TF32 = (2, 4)
-_NVIDIA_TENSORFLOW = (1, 15)  # NVIDIA's maintained build, which had TF32 as well
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,32 +158,12 @@ def _precision_of(
     if text in ("fp8", "nvfp4", "mxfp8", "int8"):
         raise GnnpredError(f"precision {text!r} is not modelled")
     if text == "fp32?":  # unknown whether TF32 was allowed: what the framework does by default
-        precision = Precision.TF32 if _has_tf32_by_default(framework, version) else Precision.FP32
+        precision = Precision.TF32 if tf32_was_default(framework, version) else Precision.FP32
         notes.append(f"precision fp32? read as {precision}, the framework's default")
     else:
         precision = Precision.parse(text)
-    tf32_matmul = precision is not Precision.TF32 or not _only_convolutions_use_tf32(framework, version, note)
+    tf32_matmul = precision is not Precision.TF32 or not only_convolutions_use_tf32(framework, version, note)
     return precision, tf32_matmul
-
-
-def _has_tf32_by_default(framework: str, version: str) -> bool:
-    numbers = _version_numbers(version)
-    if framework != "tensorflow":
-        return True
-    return not numbers or numbers[:2] == _NVIDIA_TENSORFLOW or numbers >= _TENSORFLOW_WITH_TF32
-
-
-def _only_convolutions_use_tf32(framework: str, version: str, note: str) -> bool:
-    if framework != "pytorch" or "ngc" in note or "matmul switched on" in note:
-        return False
-    if any(mark in version.lower() for mark in ("ngc", "nv", "a0+")):  # NVIDIA's containers kept it on
-        return False
-    return _version_numbers(version) >= _PYTORCH_WITHOUT_TF32_MATMUL
-
-
-def _version_numbers(version: str) -> tuple[int, ...]:
-    match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(number) for number in match.group().split(".")) if match else ()
 
 
 def _memory_format_of(row: Mapping[str, str], framework: str, note: str) -> str:

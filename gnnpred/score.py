@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gnnpred.errors import GnnpredError
+from gnnpred.files import replaced_when_done
 from gnnpred.metrics import ErrorSummary, summarise_errors
 from gnnpred.prediction import Prediction
 from gnnpred.predictor import Predictor
@@ -162,7 +163,7 @@ def write_predictions(report: ScoreReport, path: str | Path) -> None:
     """The input with predicted_ms, its interval, the error and a status beside every row; order kept."""
     columns = [*report.columns, *(name for name in ADDED_COLUMNS if name not in report.columns)]
     try:
-        with Path(path).open("w", encoding="utf-8", newline="") as file:
+        with replaced_when_done(Path(path)) as partial, partial.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
             writer.writeheader()
             writer.writerows({**row.row, **_added(row)} for row in report.rows)

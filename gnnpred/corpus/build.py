@@ -13,7 +13,6 @@ import gzip
 import hashlib
 import json
 import multiprocessing
-import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -39,6 +38,7 @@ from gnnpred.corpus.store import (
     write_rows,
 )
 from gnnpred.errors import GnnpredError, UsageError
+from gnnpred.files import replaced_when_done
 from gnnpred.hardware import find_device
 from gnnpred.job import ActivationRule, Phase, Precision
 
@@ -187,9 +187,8 @@ def _trace_to_cache(key: ModelKey, work: Path) -> dict[str, Any]:
     except GnnpredError as error:
         result = {"error": str(error)}
     path = _cache_path(work, key)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(result))
-    os.replace(partial, path)
+    with replaced_when_done(path) as partial:
+        partial.write_text(json.dumps(result))
     return result
 
 

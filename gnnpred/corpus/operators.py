@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from gnnpred.errors import GnnpredError, UsageError
+from gnnpred.files import replaced_when_done
 from gnnpred.graph import DType, Op, OpGraph, Role, TensorSpec
 from gnnpred.hardware import find_device
 
@@ -125,15 +126,17 @@ def sample_operator_rows(shared: Path, *, seed: int = 0, per_stratum: int = PER_
 
 def write_operator_rows(rows: list[OperatorRow], path: Path) -> None:
     """CSV, gzipped, through a temporary file."""
-    part = path.with_suffix(".part")
-    with part.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as zipped:
+    with (
+        replaced_when_done(path) as partial,
+        partial.open("wb") as raw,
+        gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as zipped,
+    ):
         lines = [",".join(COLUMNS)]
         lines += [
             f"{r.source},{r.device},{r.kind},{r.phase},{r.precision},{'x'.join(map(str, r.shape))},{r.time_us:.5g}"
             for r in rows
         ]
         zipped.write(("\n".join(lines) + "\n").encode())
-    part.replace(path)
 
 
 def load_operator_rows(path: Path) -> list[OperatorRow]:

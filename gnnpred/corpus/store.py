@@ -13,13 +13,13 @@ import hashlib
 import io
 import json
 import lzma
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from gnnpred.errors import GnnpredError
+from gnnpred.files import replaced_when_done
 from gnnpred.graph import DType, Op, OpGraph, Role, TensorSpec
 from gnnpred.hardware import DeviceSpec, find_device
 from gnnpred.job import ActivationRule, JobSpec, Phase, Precision
@@ -335,6 +335,5 @@ def _in_folder(path: str | Path, file_name: str) -> Path:
 
 def _write_atomically(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_bytes(data)
-    os.replace(partial, path)
+    with replaced_when_done(path) as partial:
+        partial.write_bytes(data)

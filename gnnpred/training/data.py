@@ -1,6 +1,5 @@
 """Rows of the corpus as flat arrays, from which batches are cut without Python loops over rows."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ import numpy as np
 import torch
 
 from gnnpred.features import GraphArrays
+from gnnpred.files import replaced_when_done
 from gnnpred.training.model import GraphBatch
 
 
@@ -56,9 +56,8 @@ class FlatRows:
     def save(self, path: Path) -> None:
         """Arrays as an .npz file (no pickles), through a temporary file."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".part{os.getpid()}.npz")
-        np.savez(part, **vars(self))
-        part.replace(path)
+        with replaced_when_done(path) as partial, partial.open("wb") as file:
+            np.savez(file, **vars(self))
 
     @classmethod
     def load(cls, path: Path) -> "FlatRows":

@@ -8,7 +8,6 @@ scoring again takes minutes and training again is a choice.
 import hashlib
 import logging
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from gnnpred.corpus.splits import Split, load_split
 from gnnpred.corpus.store import GraphStore, MeasurementRow, load_graphs, load_rows
 from gnnpred.errors import GnnpredError
 from gnnpred.features import GraphArrays
+from gnnpred.files import replaced_when_done
 from gnnpred.hardware import find_device
 from gnnpred.training.data import FlatRows
 from gnnpred.training.loop import OperatorRows, TrainSettings, predict_rows, train_model
@@ -104,7 +104,8 @@ def load_corpus(
         operator_flat = FlatRows.from_arrays(encoded)
         if path:
             operator_flat.save(path.with_suffix(".rows.npz"))
-            np.savez(path, timed=timed)
+            with replaced_when_done(path) as partial, partial.open("wb") as file:
+                np.savez(file, timed=timed)
     target_ms = np.array([row.time_us for row in operator_rows]) / 1e3
     names = ("family", "architecture", "random")
     return Corpus(
@@ -310,9 +311,8 @@ def save_weights(model: StepTimeGNN, path: Path) -> None:
     """safetensors, through a temporary file."""
     from safetensors.torch import save_file
 
-    part = path.with_suffix(f".part{os.getpid()}")
-    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, part)
-    part.replace(path)
+    with replaced_when_done(path) as partial:
+        save_file({name: value.contiguous() for name, value in model.state_dict().items()}, partial)
 
 
 def load_weights(path: Path, settings: TrainSettings) -> StepTimeGNN:

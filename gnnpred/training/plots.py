@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gnnpred.files import replaced_when_done
 from gnnpred.training.evaluate import TrackResult
 from gnnpred.training.experiments import Corpus
 
@@ -46,9 +47,8 @@ def write_parity_plots(folder: Path, results: dict[str, TrackResult], corpus: Co
         figure.suptitle(f"{title}, n = {len(measured):,}")
         figure.tight_layout()
         path = folder / f"parity-{track}.png"
-        part = path.with_suffix(".part.png")
-        figure.savefig(part, dpi=110)
-        part.replace(path)
+        with replaced_when_done(path) as partial:
+            figure.savefig(partial, dpi=110, format="png")
         pyplot.close(figure)
         paths.append(path)
     return paths

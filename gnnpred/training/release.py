@@ -20,6 +20,7 @@ from gnnpred.features import (
     NUM_COMPONENTS,
     GraphArrays,
 )
+from gnnpred.files import replaced_when_done
 from gnnpred.op_kinds import OP_KINDS
 from gnnpred.training.data import FlatRows
 from gnnpred.training.model import GraphBatch, StepTimeGNN
@@ -138,6 +139,5 @@ def _torch_step_ms(members: Sequence[StepTimeGNN], arrays: GraphArrays, *, known
 
 
 def _replace(path: Path, content: bytes) -> None:
-    part = path.with_suffix(path.suffix + ".part")
-    part.write_bytes(content)
-    part.replace(path)
+    with replaced_when_done(path) as partial:
+        partial.write_bytes(content)

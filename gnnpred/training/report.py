@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from gnnpred.files import replaced_when_done
 from gnnpred.training.evaluate import TARGET_PRECISIONS, format_rows
 
 TITLES = {
@@ -86,7 +87,6 @@ def write_report(folder: Path, table: dict[str, Any], *, name: str) -> Path:
         if track in table["tracks"]:
             head.append(f"![{TITLES[track]}](parity-{track}.png)")
     path = folder / "README.md"
-    part = path.with_suffix(".part")
-    part.write_text("\n".join(head + report_lines(table)) + "\n", encoding="utf-8")
-    part.replace(path)
+    with replaced_when_done(path) as partial:
+        partial.write_text("\n".join(head + report_lines(table)) + "\n", encoding="utf-8")
     return path

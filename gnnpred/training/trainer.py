@@ -11,6 +11,7 @@ import numpy as np
 
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.features import GLOBAL_FEATURE_NAMES, KIND_IDX, GraphArrays
+from gnnpred.files import replaced_when_done
 from gnnpred.training.evaluate import TRACKS, TrackResult, conformal_intervals, results_table, run_track
 from gnnpred.training.experiments import (
     Corpus,
@@ -212,6 +213,5 @@ def _started_file(folds: Path, settings: RecipeSettings) -> Path:
 
 
 def _write_json(path: Path, content: Any) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+    with replaced_when_done(path) as partial:
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "gnnpred"
 
 # From the bottom up; a module may import its own row and the rows above it in this list.
 LAYERS = (
-    ("errors", "units"),
+    ("errors", "units", "files", "software"),
     ("op_kinds", "graph"),
     ("hardware",),
     ("job",),

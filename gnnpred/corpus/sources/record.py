@@ -9,6 +9,7 @@ from typing import Any
 
 from gnnpred.corpus.rebuild import ModelKey
 from gnnpred.job import ActivationRule, Phase, Precision
+from gnnpred.software import only_convolutions_use_tf32, tf32_was_default
 
 _PHASES = {"train": Phase.TRAIN, "forward_backward": Phase.FORWARD_BACKWARD, "infer": Phase.INFERENCE}
 _PRECISIONS = {
@@ -78,7 +79,10 @@ def interpret_common(record: Mapping[str, str]) -> Interpretation | str:
         phase=phase,
         precision=precision,
         activation_rule=ActivationRule.ALL_HALF if all_half else ActivationRule.AUTOCAST,
-        tf32_matmul=not (precision is Precision.TF32 and only_convolutions_use_tf32(record)),
+        tf32_matmul=not (
+            precision is Precision.TF32
+            and only_convolutions_use_tf32(record["framework"], record["framework_version"], note)
+        ),
         memory_format=record["memory_format"] or ("nhwc" if record["framework"] == "tensorflow" else "nchw"),
         compiler=_COMPILERS.get(record["compiled"], record["compiled"]),
         batch_size=int(batch_size),
@@ -87,30 +91,6 @@ def interpret_common(record: Mapping[str, str]) -> Interpretation | str:
         os=_os_of(note),
         notes=tuple(notes),
     )
-
-
-def tf32_was_default(framework: str, version: str) -> bool:
-    """TensorFlow turned TF32 on in 2.4; NVIDIA's maintained 1.15 had it too."""
-    if framework != "tensorflow":
-        return True
-    numbers = version_numbers(version)
-    return not numbers or numbers[:2] == (1, 15) or numbers >= (2, 4)
-
-
-def only_convolutions_use_tf32(record: Mapping[str, str]) -> bool:
-    """PyTorch 1.12 took TF32 away from matmul by default; NVIDIA's containers kept it."""
-    if record["framework"] != "pytorch" or "NGC" in record["note"] or "matmul switched on" in record["note"]:
-        return False
-    version = record["framework_version"]
-    if any(mark in version.lower() for mark in ("ngc", "nv", "a0+")):
-        return False
-    return version_numbers(version) >= (1, 12)
-
-
-def version_numbers(version: str) -> tuple[int, ...]:
-    """Leading numbers of a version: ``2.3.0a0+x`` -> (2, 3, 0)."""
-    match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(number) for number in match.group().split(".")) if match else ()
 
 
 def _os_of(note: str) -> str:

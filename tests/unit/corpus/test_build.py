@@ -13,10 +13,11 @@ if find_spec("timm") is None or find_spec("torchvision") is None:
 
 from gnnpred.corpus import build as build_module
 from gnnpred.corpus.build import RAW_FILES, build_dataset
-from gnnpred.corpus.sources.record import interpret_common, tf32_was_default, version_numbers
+from gnnpred.corpus.sources.record import interpret_common
 from gnnpred.corpus.store import load_graphs, load_rows
 from gnnpred.errors import GnnpredError
 from gnnpred.job import ActivationRule, Phase, Precision
+from gnnpred.software import tf32_was_default, version_numbers
 
 pytestmark = pytest.mark.models
 
