@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from gnnpred.corpus.operators import OperatorRow, load_operator_rows
-from gnnpred.corpus.splits import Split, load_split
+from gnnpred.corpus.splits import MIN_ROWS_OF_HELD_OUT_DEVICE, Split, load_split
 from gnnpred.corpus.store import GraphStore, MeasurementRow, load_graphs, load_rows
 from gnnpred.errors import GnnpredError
 from gnnpred.features import GraphArrays
@@ -30,8 +30,6 @@ from gnnpred.training.rows import encode_operator_rows, encode_rows
 
 logger = logging.getLogger(__name__)
 
-MIN_ROWS_PER_DEVICE = 60  # a GPU with fewer training rows is no leave-one-out group
-
 
 @dataclass(frozen=True)
 class Corpus:
@@ -39,7 +37,7 @@ class Corpus:
 
     rows: tuple[MeasurementRow, ...]
     aware: FlatRows
-    blind: FlatRows  # the same rows as a predictor sees them that knows nothing of precision
+    blind: FlatRows | None  # the same rows without precision; None where no blind track was asked for
     operators: OperatorRows
     operator_rows: tuple[OperatorRow, ...]
     splits: dict[str, Split]
@@ -73,6 +71,7 @@ def load_corpus(
     datasets: Path,
     settings: "RecipeSettings",
     *,
+    with_blind: bool,
     cache: Path | None = None,
     num_workers: int = 2,
     on_row: Callable[[int, int], None] = lambda done, total: None,
@@ -86,12 +85,12 @@ def load_corpus(
     operator_rows = tuple(load_operator_rows(datasets / "operators.csv.gz"))
     digest = _digest(datasets, rows)
     flats: dict[str, FlatRows] = {}
-    for name, blind in (("aware", False), ("blind", True)):
+    for name in ("aware", "blind") if with_blind else ("aware",):
         path = cache / f"{name}-{digest}.npz" if cache else None
         if path and path.exists():
             flats[name] = FlatRows.load(path)
             continue
-        flats[name] = FlatRows.from_arrays(_encode_parallel(datasets, rows, blind, num_workers, on_row))
+        flats[name] = FlatRows.from_arrays(_encode_parallel(datasets, rows, name == "blind", num_workers, on_row))
         if path:
             flats[name].save(path)
     path = cache / f"operators-{digest}.npz" if cache else None
@@ -111,7 +110,7 @@ def load_corpus(
     return Corpus(
         rows=tuple(rows),
         aware=flats["aware"],
-        blind=flats["blind"],
+        blind=flats.get("blind"),
         operators=OperatorRows(operator_flat, timed, target_ms),
         operator_rows=operator_rows,
         splits={name: load_split(datasets / "splits" / f"{name}.json") for name in names},
@@ -139,14 +138,12 @@ def choose_rows(rows: list[MeasurementRow], num_inference: int) -> list[Measurem
 
 
 def _digest(datasets: Path, rows: list[MeasurementRow]) -> str:
-    """Name of the encoded arrays: changes with the rows and with the code that encodes them."""
+    """Name of the encoded arrays: changes with the rows and with the code and tables that encode them."""
     package = Path(__file__).parent.parent
     digest = hashlib.sha256()
-    code = [
-        package / name
-        for name in ("features.py", "graph.py", "op_kinds.py", "job.py", "training/rows.py", "hardware/device.py")
-    ]
-    code += sorted((package / "passes").rglob("*.py")) + sorted((package / "costs").rglob("*.py"))
+    code = [package / name for name in ("features.py", "graph.py", "op_kinds.py", "job.py", "training/rows.py")]
+    for folder in ("passes", "costs", "hardware"):  # tables too: autocast lists and device figures shape the arrays
+        code += sorted(p for p in (package / folder).rglob("*") if p.suffix in (".py", ".toml", ".csv"))
     for path in [*code, datasets / "graphs.jsonl.xz", datasets / "operators.csv.gz"]:
         digest.update(path.read_bytes())
     digest.update("\n".join(f"{row.row_id} {row.step_time_ms}" for row in rows).encode())
@@ -208,7 +205,7 @@ def folds_of(corpus: Corpus, track: str) -> Iterator[Fold]:
         return
     if track == "device":
         names, counts = np.unique(corpus.devices[is_training], return_counts=True)
-        for name in names[counts >= MIN_ROWS_PER_DEVICE]:
+        for name in names[counts >= MIN_ROWS_OF_HELD_OUT_DEVICE]:
             held_out = corpus.devices == name
             yield Fold(
                 track, name, everything[~held_out], everything[held_out & is_training], held_out_device=str(name)

@@ -175,9 +175,10 @@ class StepTimeGNN(nn.Module):
         deviation = _sum_by_graph(
             (correction**2 * batch.physics_ms).sum(1, keepdim=True) * batch.count[:, None], batch.graph_idx, num_graphs
         )[:, 0] / (total[:, 0] + 1e-9)
-        pooled = _sum_by_graph(h * weight[:, None], batch.graph_idx, num_graphs) / (total + 1e-9)
-        if not self.settings.pooled_scale:
-            pooled = torch.zeros_like(pooled)
+        if self.settings.pooled_scale:
+            pooled = _sum_by_graph(h * weight[:, None], batch.graph_idx, num_graphs) / (total + 1e-9)
+        else:
+            pooled = h.new_zeros(num_graphs, h.shape[1])
         log_scale = self.scale_head(nn.functional.silu(self.scale_in(torch.cat([g, pooled], 1))))
         limit = self.settings.max_log_scale
         log_scale = limit * torch.tanh(log_scale / limit)

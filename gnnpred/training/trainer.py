@@ -81,7 +81,7 @@ def train_checkpoint(
         )
     intervals = json.loads(intervals_path.read_text(encoding="utf-8"))
     started = time.time()
-    corpus = _load(datasets, settings, work, num_workers, on_progress)
+    corpus = _load(datasets, settings, work, num_workers, on_progress, with_blind=False)
     (fold,) = folds_of(corpus, "final")
     folder = work / f"{name}-{_settings_digest(settings)}"
     _train(corpus, _jobs([fold], settings.seeds), settings, folder, num_workers, "networks", on_progress)
@@ -138,10 +138,13 @@ def _golden(corpus: Corpus) -> dict[str, tuple[GraphArrays, bool]]:
     return golden
 
 
-def _load(datasets: Path, settings: RecipeSettings, work: Path, workers: int, on_progress: Progress) -> Corpus:
+def _load(
+    datasets: Path, settings: RecipeSettings, work: Path, workers: int, on_progress: Progress, *, with_blind: bool
+) -> Corpus:
     return load_corpus(
         datasets,
         settings,
+        with_blind=with_blind,
         cache=work / "encoded",
         num_workers=workers,
         on_row=lambda done, total: on_progress("rows encoded", done, total),
@@ -165,7 +168,8 @@ def evaluate_recipe(
     for track in tracks or ():
         if track not in TRACKS:
             raise UsageError(f"unknown track {track!r}: choose among {', '.join(TRACKS)}")
-    corpus = _load(datasets, settings, work, num_workers, on_progress)
+    with_blind = any(track.startswith("blind") for track in tracks or TRACKS)
+    corpus = _load(datasets, settings, work, num_workers, on_progress, with_blind=with_blind)
     if retrain:
         began = _started_file(folds, settings).stat().st_mtime
         for file in folds.glob("*.safetensors"):
