@@ -8,7 +8,6 @@ A **node** is a forward op together with what belongs to it in the other compone
 the casts autocast adds for it, gradient accumulation); the optimizer ops are nodes of their own.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from gnnpred.graph import Component, DType, Op, OpGraph, Role
 from gnnpred.hardware import DeviceSpec
 from gnnpred.job import ActivationRule, JobSpec, Phase, Precision
 from gnnpred.op_kinds import OP_KINDS, Category, category_of
+from gnnpred.software import framework_version_number
 
 FEATURE_SCHEMA_VERSION = 1
 
@@ -35,6 +35,15 @@ _DTYPE_IDX = {dtype: i for i, dtype in enumerate(COMPUTE_DTYPES)}
 # A kernel that does nothing still occupies the GPU for about this long (empty-kernel time on
 # Volta to Hopper is 1.5 to 2.5 us); the GNN corrects it per op.
 KERNEL_FLOOR_US = 1.5
+# cuDNN and MIOpen run 3x3 and 5x5 fp32 convolutions of stride 1 with Winograd's algorithm: F(2x2, 3x3) needs 2.25
+# times fewer multiplications (Lavin and Gray, arXiv 1509.09308). Timed fp32 kernels agree: a factor of 2 below others.
+WINOGRAD_GAIN = 2.25
+# Grouped half-precision convolutions in NHWC have fast cuDNN kernels only for narrow groups, and enough of them; the
+# backward of all others takes the same time per output element and tap, however wide the group. Fitted to 90 networks
+# that were timed in both layouts with three PyTorch releases (RTX 3090, 1.10 to 1.12).
+SLOW_GROUPED_FLOPS_PER_TAP = 4500.0
+_CUDNN_8_3_PYTORCH = 1 + 12 / 20  # PyTorch 1.12 came with cuDNN 8.3, whose fast kernels cover more
+
 # Pageable host-to-device copies reach about 6 GB/s on PCIe 3 hosts; the GNN corrects it.
 HOST_COPY_GB_S = 6.0
 
@@ -287,7 +296,7 @@ NODE_FEATURE_NAMES: tuple[str, ...] = (
     *(f"log_physics_us_{c}" for c in COMPONENTS[:3]),
     *(f"log_flop_to_byte_time_{c}" for c in COMPONENTS[:3]),
     "log_flops", "log_bytes", "log_launches", "log_total_physics_us", "log_waves", "wave_efficiency",
-    "log_bytes_to_l2", *(f"log_{name}" for name in _LOG_RAW), *_PLAIN_RAW, *_CONV_CROSSES,
+    "log_bytes_to_l2", *(f"log_{name}" for name in _LOG_RAW), *_PLAIN_RAW, *_CONV_CROSSES, "slow_grouped_conv",
     *(f"category_{c}" for c in CATEGORIES), *(f"compute_{d}" for d in COMPUTE_DTYPES),
 )  # fmt: skip
 
@@ -324,24 +333,6 @@ class GraphArrays:
     host_copy_ms: float  # physics of the input copy; 0 without one
 
 
-def framework_version_number(text: str) -> float:
-    """``1.12.1a0+git`` -> 1.6: major + minor / 20, a number that grows with releases; 0 where unknown.
-
-    Container names may stand around it (``ngc-20.03 (1.5)``): the first pair with a major below 10 counts. A
-    container's date alone stands for the PyTorch of that month.
-    """
-    pairs = [(int(major), int(minor or 0)) for major, minor in re.findall(r"(\d+)(?:\.(\d+))?", text)]
-    for major, minor in pairs:
-        if major < 10:
-            return major + min(minor, 19) / 20
-    for year, month in pairs:
-        if 17 <= year < 40:
-            # PyTorch 1.0 came in 2018-12 and a minor release every 3.4 months up to 2.0 (2023-03)
-            minor = max(0.0, ((year - 18) * 12 + month - 12) / 3.4)
-            return 1 + minor / 20 if minor < 14 else 2 + (minor - 14) / 20
-    return 0.0
-
-
 def has_fused_attention(job: JobSpec) -> bool:
     """Whether scaled-dot-product attention runs as one kernel (PyTorch from 2.0 on, in half types)."""
     version = framework_version_number(job.framework_version)
@@ -363,7 +354,14 @@ def encode(structure: GraphStructure, job: JobSpec, *, input_gradient: bool = Fa
     bytes_moved = structure.bytes_moved if fused else structure.unfused_bytes
     peak = np.where(structure.unit_idx >= 0, peaks[structure.on_tensor_cores.astype(int), structure.unit_idx], 1.0)
     flop_us = structure.flops / peak
+    flop_us = flop_us / np.where(_is_winograd(structure)[:, None], WINOGRAD_GAIN, 1.0)
     byte_us = bytes_moved / (device.mem_bandwidth_gb_s * 1e3)  # 1 GB/s = 1e3 bytes/us
+    is_slow_grouped = _is_slow_grouped(structure, job)
+    taps = structure.raw[:, _RAW_IDX["out_elements"]] * structure.raw[:, _RAW_IDX["kernel_area"]]
+    slow_us = is_slow_grouped * taps * SLOW_GROUPED_FLOPS_PER_TAP / (device.fp32_tflops * 1e6)
+    num_backward = np.maximum((structure.launches[:, _BACKWARD_COMPONENTS] > 0).sum(1), 1)
+    for column in _BACKWARD_COMPONENTS:
+        flop_us[:, column] = np.maximum(flop_us[:, column], slow_us / num_backward)
     present = structure.launches > 0
     physics_us = np.where(present, np.maximum(flop_us, byte_us) + KERNEL_FLOOR_US * structure.launches, 0.0)
 
@@ -394,6 +392,7 @@ def encode(structure: GraphStructure, job: JobSpec, *, input_gradient: bool = Fa
             np.log(raw[:, [_RAW_IDX[name] for name in _LOG_RAW]] + 1),
             raw[:, [_RAW_IDX[name] for name in _PLAIN_RAW]],
             _conv_crosses(structure, job),
+            is_slow_grouped[:, None],
             category,
             compute,
         ],
@@ -424,6 +423,39 @@ def encode(structure: GraphStructure, job: JobSpec, *, input_gradient: bool = Fa
 def is_channels_last(job: JobSpec) -> bool:
     """Whether convolutions run in NHWC by the user's choice; other frameworks choose the layout themselves."""
     return job.memory_format == "nhwc" and job.framework == "pytorch"
+
+
+_BACKWARD_COMPONENTS = (_COMPONENT_IDX[Component.INPUT_GRADIENT], _COMPONENT_IDX[Component.WEIGHT_GRADIENT])
+
+
+def _is_winograd(structure: GraphStructure) -> np.ndarray:
+    """(N,) bool: dense fp32 convolutions that the libraries run with Winograd's algorithm."""
+    raw = structure.raw
+    return (
+        (structure.category_idx == _CATEGORY_IDX[Category.CONV])
+        & (structure.unit_idx[:, 0] == _DTYPE_IDX[DType.FP32])
+        & np.isin(raw[:, _RAW_IDX["kernel_area"]], (9, 25))
+        & (raw[:, _RAW_IDX["stride"]] == 1)
+        & (raw[:, _RAW_IDX["groups"]] == 1)
+    )
+
+
+def _is_slow_grouped(structure: GraphStructure, job: JobSpec) -> np.ndarray:
+    """(N,) bool: grouped NHWC half convolutions whose backward has no fast cuDNN kernel."""
+    raw = structure.raw
+    groups, width = raw[:, _RAW_IDX["groups"]], raw[:, _RAW_IDX["channels_per_group"]]
+    if 0 < framework_version_number(job.framework_version) < _CUDNN_8_3_PYTORCH - 1e-6:
+        is_fast = (width <= 16) & (groups % 8 == 0)
+    else:
+        is_fast = (width <= 32) & (groups >= 8)
+    return (
+        (structure.category_idx == _CATEGORY_IDX[Category.CONV])
+        & (groups > 1)
+        & (raw[:, _RAW_IDX["is_depthwise"]] == 0)
+        & (raw[:, _RAW_IDX["in_bytes_per_element"]] == 2)
+        & ~is_fast
+        & is_channels_last(job)
+    )
 
 
 def _conv_crosses(structure: GraphStructure, job: JobSpec) -> np.ndarray:

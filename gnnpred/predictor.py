@@ -17,6 +17,7 @@ from gnnpred.graph import OpGraph, OpPhase
 from gnnpred.job import JobSpec, Phase, resolve_precision
 from gnnpred.memory import estimate_memory_gib
 from gnnpred.prediction import Prediction
+from gnnpred.software import has_foreach_optimizer
 
 if TYPE_CHECKING:
     from gnnpred.checkpoint import Checkpoint, ComputeTimes
@@ -93,7 +94,10 @@ class Predictor:
         return _cached(self._canonical_cache, key, lambda: read_canonical(path, dims=dims, batch_size=batch_size))
 
     def _prepare(self, graph: OpGraph, job: JobSpec) -> "PreparedGraph":
-        key = (id(graph), job.batch_size, job.precision, job.phase, job.optimizer, job.activation_rule, job.tf32_matmul)
+        key = (
+            id(graph), job.batch_size, job.precision, job.phase, job.optimizer, job.activation_rule, job.tf32_matmul,
+            job.framework, job.framework_version,
+        )  # fmt: skip
         # the graph is kept beside the result: its id stays taken as long as the entry lives
         return _cached(self._prepared_cache, key, lambda: (graph, prepare(graph, job)))[1]
 
@@ -166,7 +170,8 @@ def prepare(graph: OpGraph, job: JobSpec) -> PreparedGraph:
         activation_rule=job.activation_rule,
         tf32_matmul=job.tf32_matmul,
     )
-    step = complete_step(lowered, phase=job.phase, optimizer=job.optimizer)
+    foreach = has_foreach_optimizer(job.framework, job.framework_version, job.optimizer)
+    step = complete_step(lowered, phase=job.phase, optimizer=job.optimizer, foreach=foreach)
     return PreparedGraph(
         graph=step,
         costs=tuple(op_costs(step)),

@@ -1,4 +1,4 @@
-"""What a framework's version decides by default about TF32."""
+"""What a framework's version decides by default."""
 
 import re
 
@@ -29,3 +29,30 @@ def only_convolutions_use_tf32(framework: str, version: str, note: str) -> bool:
     if any(mark in version.lower() for mark in ("ngc", "nv", "a0+")):
         return False
     return version_numbers(version) >= _PYTORCH_WITHOUT_TF32_MATMUL
+
+
+def framework_version_number(text: str) -> float:
+    """``1.12.1a0+git`` -> 1.6: major + minor / 20, a number that grows with releases; 0 where unknown.
+
+    Container names may stand around it (``ngc-20.03 (1.5)``): the first pair with a major below 10 counts. A
+    container's date alone stands for the PyTorch of that month.
+    """
+    pairs = [(int(major), int(minor or 0)) for major, minor in re.findall(r"(\d+)(?:\.(\d+))?", text)]
+    for major, minor in pairs:
+        if major < 10:
+            return major + min(minor, 19) / 20
+    for year, month in pairs:
+        if 17 <= year < 40:
+            # PyTorch 1.0 came in 2018-12 and a minor release every 3.4 months up to 2.0 (2023-03)
+            minor = max(0.0, ((year - 18) * 12 + month - 12) / 3.4)
+            return 1 + minor / 20 if minor < 14 else 2 + (minor - 14) / 20
+    return 0.0
+
+
+def has_foreach_optimizer(framework: str, version: str, optimizer: str) -> bool:
+    """Whether the update runs over lists of tensors instead of one kernel after the other for each.
+
+    PyTorch's default on CUDA since 2.0; LAMB comes from Apex, which always had it. Unknown counts as new.
+    """
+    number = framework_version_number(version)
+    return framework != "pytorch" or optimizer == "lamb" or number == 0 or number >= 2

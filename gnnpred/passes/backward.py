@@ -22,7 +22,6 @@ from gnnpred.errors import UsageError
 from gnnpred.graph import Component, DType, Op, OpGraph, OpPhase, Role, TensorSpec
 from gnnpred.job import OPTIMIZERS, Phase
 from gnnpred.op_kinds import Category, category_of
-from gnnpred.passes.precision import parse_version
 
 
 def _kinds(names: str) -> frozenset[str]:
@@ -144,14 +143,14 @@ def add_backward(
     input_gradient: bool = False,
     loss: bool = True,
     grad_scaler: bool = False,
-    framework_version: str = "",
+    foreach: bool = True,
 ) -> OpGraph:
     """The whole iteration: forward, loss, backward, optimizer, as ``phase`` asks.
 
     ``Phase.INFERENCE`` returns the graph as it is. ``input_gradient``: the float inputs need a gradient too.
     Without ``loss`` the outputs are given gradients of ones. ``grad_scaler``: the gradients are unscaled before the
-    optimizer step (torch.amp.GradScaler). ``framework_version`` (PyTorch's): before 2.0 the optimizer loops over
-    tensors and gradients are zeroed instead of dropped.
+    optimizer step (torch.amp.GradScaler). Without ``foreach`` (PyTorch before 2.0) the optimizer
+    loops over tensors and gradients are zeroed instead of dropped.
 
     Raises UsageError for an unknown optimizer.
     """
@@ -192,7 +191,7 @@ def add_backward(
         phase=phase,
         optimizer=optimizer,
         unscale=grad_scaler,
-        framework_version=framework_version,
+        foreach=foreach,
     )
     return graph.replace(tensors=tuple(tape.tensors), ops=tuple(tape.ops), notes=notes)
 
@@ -383,21 +382,20 @@ def _differentiate_recurrent(
 
 
 def _append_optimizer(
-    tape: _Tape, graph: OpGraph, *, phase: Phase, optimizer: str, unscale: bool, framework_version: str
+    tape: _Tape, graph: OpGraph, *, phase: Phase, optimizer: str, unscale: bool, foreach: bool
 ) -> None:
     parameters = [i for i, t in enumerate(graph.tensors) if t.role is Role.PARAMETER and i in tape.gradient]
     if not parameters:
         return
     gradients = tuple(tape.gradient[i] for i in parameters)
-    is_new = parse_version(framework_version) >= (2, 0)
     specs = [graph.tensors[i] for i in parameters]
     attributes = {
         "optimizer": optimizer,
         "num_tensors": len(parameters),
         "num_elements": sum(t.num_elements for t in specs),
         "num_bytes": sum(t.num_bytes for t in specs),
-        "foreach": is_new,  # torch.optim's default on CUDA since 2.0
-        "set_to_none": is_new,  # zero_grad's default since 2.0
+        "foreach": foreach,  # torch.optim's default on CUDA since 2.0
+        "set_to_none": foreach,  # zero_grad's default since 2.0
     }
 
     def append(kind: str, inputs: tuple[int, ...]) -> None:

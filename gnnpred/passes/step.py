@@ -21,9 +21,11 @@ def lower_forward(
     return lower_precision(graph, precision, activation_rule=activation_rule, tf32_matmul=tf32_matmul)
 
 
-def complete_step(lowered: OpGraph, *, phase: Phase, optimizer: str, input_gradient: bool = False) -> OpGraph:
+def complete_step(
+    lowered: OpGraph, *, phase: Phase, optimizer: str, input_gradient: bool = False, foreach: bool = True
+) -> OpGraph:
     """The lowered forward graph with its backward and optimizer ops.
 
-    Software versions are a feature of the job, not of the graph: rows of all versions share one structure.
+    ``foreach``: whether the optimizer updates lists of tensors (:func:`gnnpred.software.has_foreach_optimizer`).
     """
-    return add_backward(lowered, phase=phase, optimizer=optimizer, input_gradient=input_gradient)
+    return add_backward(lowered, phase=phase, optimizer=optimizer, input_gradient=input_gradient, foreach=foreach)

@@ -16,7 +16,7 @@ from gnnpred.training.baselines import (
     roofline_ms,
     summed_features,
 )
-from gnnpred.training.experiments import Corpus, Fold, RecipeSettings, folds_of, predict_fold
+from gnnpred.training.experiments import Corpus, Fold, RecipeSettings, folds_of, precision_pairs, predict_fold
 
 TRACKS = ("architecture", "family", "device", "random", "blind", "blind_fp32")
 PRECISION_GROUPS = ("fp32", "tf32", "fp16", "mixed", "fp64", "bf16", "mixed-bf16")
@@ -99,28 +99,10 @@ def summary_of(
     return summarise_errors(result.predicted_ms[predictor][chosen], corpus.target_ms[result.row_idx][chosen])
 
 
-def precision_pairs(corpus: Corpus) -> list[tuple[int, int]]:
-    """(full, half) positions of rows that differ in precision alone: fp32 or tf32 against fp16 or mixed."""
-    groups: dict[tuple, dict[str, int]] = defaultdict(dict)
-    for i, row in enumerate(corpus.rows):
-        if row.phase == "inference":
-            continue
-        key = (
-            row.source_id, row.model, row.device, row.batch_size, row.input, row.framework_version, row.memory_format,
-            row.phase, row.optimizer, row.compiler, row.os, row.host_copy, row.data_loader,
-        )  # fmt: skip
-        groups[key].setdefault(row.precision, i)
-    pairs = []
-    for found in groups.values():
-        full = found.get("fp32", found.get("tf32"))
-        pairs += [(full, found[half]) for half in ("fp16", "mixed") if full is not None and half in found]
-    return pairs
-
-
 def ratio_errors(result: TrackResult, corpus: Corpus, predictor: str = "gnn") -> dict[str, float]:
     """Error of the full-to-half time ratio on pairs that were both tested: n, MAPE, median, and ratio 1's."""
     predicted = dict(zip(result.row_idx.tolist(), result.predicted_ms[predictor].tolist(), strict=True))
-    pairs = [(a, b) for a, b in precision_pairs(corpus) if a in predicted and b in predicted]
+    pairs = [(a, b) for a, b in precision_pairs(corpus.rows) if a in predicted and b in predicted]
     if not pairs:
         return {"n": 0}
     measured = np.array([corpus.target_ms[a] / corpus.target_ms[b] for a, b in pairs])

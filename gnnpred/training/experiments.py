@@ -8,7 +8,8 @@ scoring again takes minutes and training again is a choice.
 import hashlib
 import logging
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -232,6 +233,32 @@ def row_weights(corpus: Corpus, settings: "RecipeSettings") -> np.ndarray:
     return weight / weight.mean()
 
 
+def precision_pairs(rows: Sequence[MeasurementRow]) -> list[tuple[int, int]]:
+    """(full, half) positions of rows that differ in precision alone: fp32 or tf32 against fp16 or mixed."""
+    groups: dict[tuple, dict[str, int]] = defaultdict(dict)
+    for i, row in enumerate(rows):
+        if row.phase == "inference":
+            continue
+        key = (
+            row.source_id, row.model, row.device, row.batch_size, row.input, row.framework_version, row.memory_format,
+            row.phase, row.optimizer, row.compiler, row.os, row.host_copy, row.data_loader,
+        )  # fmt: skip
+        groups[key].setdefault(row.precision, i)
+    pairs = []
+    for found in groups.values():
+        full = found.get("fp32", found.get("tf32"))
+        pairs += [(full, found[half]) for half in ("fp16", "mixed") if full is not None and half in found]
+    return pairs
+
+
+def partners_of(rows: Sequence[MeasurementRow]) -> np.ndarray:
+    """(n,) int64: the half-precision row of each full-precision one and the other way round; -1 for none."""
+    partner = np.full(len(rows), -1, np.int64)
+    for full, half in precision_pairs(rows):
+        partner[full], partner[half] = half, full
+    return partner
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecipeSettings:
     """A recipe file (trainers/*.toml): training settings, ensemble sizes, row weights."""
@@ -267,6 +294,7 @@ def train_folds(
         if (folder / fold.file_name(seed)).exists():
             on_done(fold, seed)
     _SHARED.update(corpus=corpus, settings=settings, folder=folder, weights=row_weights(corpus, settings))
+    _SHARED["partner_idx"] = partners_of(corpus.rows)
     if num_workers <= 1:
         for fold, seed in waiting:
             _train_one(fold, seed)
@@ -298,6 +326,7 @@ def _train_one(fold: Fold, seed: int) -> None:
         _SHARED["weights"],
         settings.train,
         seed=seed,
+        partner_idx=None if fold.is_blind else _SHARED["partner_idx"],
         operators=corpus.operators,
         operator_idx=kept,
     )

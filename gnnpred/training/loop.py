@@ -30,6 +30,7 @@ class TrainSettings:
     gradient_clip: float = 1.0
     shrinkage: float = 0.15  # pull of per-op corrections towards the physics
     hide_specs: float = 0.3  # share of graphs whose device specification is hidden
+    pair_weight: float = 0.0  # weight of the loss on ratios between rows that differ in precision alone
     op_weight: float = 0.5  # weight of the single-kernel loss against the step loss
     op_rows_per_batch: int = 256
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -60,14 +61,16 @@ def train_model(
     settings: TrainSettings,
     *,
     seed: int,
+    partner_idx: np.ndarray | None = None,
     operators: OperatorRows | None = None,
     operator_idx: np.ndarray | None = None,
     on_epoch: Callable[[int, float], None] | None = None,
 ) -> StepTimeGNN:
     """Fit log step time on the chosen rows.
 
-    target_ms (num_rows,), row_idx (n,) int64, row_weight (num_rows,). Deterministic for a seed on one
-    machine and thread count.
+    target_ms (num_rows,), row_idx (n,) int64, row_weight (num_rows,). ``partner_idx`` (num_rows,) int64 is the row
+    that differs from a row in precision alone, -1 for none; a partner outside ``row_idx`` is never read.
+    Deterministic for a seed on one machine and thread count.
     """
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -83,6 +86,9 @@ def train_model(
     )
     log_target = torch.from_numpy(np.log(target_ms).astype(np.float32))
     weight = torch.from_numpy((np.ones_like(row_weight) if is_sampled else row_weight).astype(np.float32))
+    partner = (
+        np.full(len(target_ms), -1) if partner_idx is None else np.where(np.isin(partner_idx, row_idx), partner_idx, -1)
+    )
     for epoch in range(settings.epochs):
         started = time.perf_counter()
         order = (
@@ -93,10 +99,18 @@ def train_model(
         losses = []
         for step in range(steps_per_epoch):
             chosen = order[step * settings.graphs_per_batch : (step + 1) * settings.graphs_per_batch]
+            paired = np.flatnonzero(partner[chosen] >= 0) if settings.pair_weight > 0 else np.zeros(0, np.int64)
             known = (rng.random(len(chosen)) >= settings.hide_specs).astype(np.float32)
+            known = np.concatenate([known, known[paired]])  # both rows of a pair see the device alike
+            chosen = np.concatenate([chosen, partner[chosen[paired]]])
             _, step_ms, deviation = model(rows.batch(chosen, specs_known=known))
             error = torch.log(step_ms) - log_target[chosen]
             loss = _huber(error, settings.huber_delta, weight[chosen]) + settings.shrinkage * deviation.mean()
+            if len(paired):
+                ratio_error = error[len(chosen) - len(paired) :] - error[paired]
+                share = len(paired) / len(chosen)
+                ratio_loss = _huber(ratio_error, settings.huber_delta, torch.ones_like(ratio_error))
+                loss = loss + settings.pair_weight * share * ratio_loss
             if operators is not None and operator_idx is not None and settings.op_weight > 0:
                 picked = rng.choice(operator_idx, settings.op_rows_per_batch)
                 op_known = (rng.random(len(picked)) >= settings.hide_specs).astype(np.float32)

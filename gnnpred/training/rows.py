@@ -17,6 +17,7 @@ from gnnpred.passes.backward import add_backward
 from gnnpred.passes.canonical import canonicalise
 from gnnpred.passes.precision import lower_precision
 from gnnpred.passes.step import complete_step, lower_forward
+from gnnpred.software import has_foreach_optimizer
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class StructureKey:
     phase: Phase
     optimizer: str
     input_gradient: bool
+    foreach: bool
 
     @classmethod
     def of(cls, row: MeasurementRow, job: JobSpec) -> "StructureKey":
@@ -46,6 +48,7 @@ class StructureKey:
             phase=job.phase,
             optimizer=job.optimizer if job.phase is Phase.TRAIN else "none",
             input_gradient=row.input_gradient,
+            foreach=has_foreach_optimizer(job.framework, job.framework_version, job.optimizer),
         )
 
 
@@ -55,7 +58,9 @@ def build_structure(graph: OpGraph, key: StructureKey) -> GraphStructure:
         graph, batch_size=key.batch_size, precision=key.precision, activation_rule=key.activation_rule,
         tf32_matmul=key.tf32_matmul,
     )  # fmt: skip
-    full = complete_step(lowered, phase=key.phase, optimizer=key.optimizer, input_gradient=key.input_gradient)
+    full = complete_step(
+        lowered, phase=key.phase, optimizer=key.optimizer, input_gradient=key.input_gradient, foreach=key.foreach
+    )
     return graph_structure(full, op_costs(full))
 
 

@@ -11,13 +11,14 @@ from gnnpred.features import (
     NODE_FEATURE_NAMES,
     SPEC_FEATURE_NAMES,
     encode,
-    framework_version_number,
     graph_structure,
 )
 from gnnpred.graph import Component, DType, Op, OpGraph, Role, TensorSpec
 from gnnpred.hardware import find_device
 from gnnpred.job import JobSpec, Phase, Precision
 from gnnpred.passes.step import complete_step, lower_forward
+from gnnpred.software import framework_version_number, has_foreach_optimizer
+from tests.helpers.graph_builder import GraphBuilder
 
 A100 = find_device("A100-SXM4-80GB")
 V100 = find_device("V100-SXM2-16GB")
@@ -140,3 +141,71 @@ def test_feature_columns_match_their_names_and_are_finite():
 )
 def test_framework_versions_grow_with_releases(text, number):
     assert framework_version_number(text) == pytest.approx(number, abs=1e-3)
+
+
+def _conv_ms(*, kernel=3, stride=1, groups=1, channels=128, precision=Precision.FP32, **job):
+    """Physics (C,) in ms of one convolution on an RTX 3090, and its "slow grouped" flag."""
+    b = GraphBuilder()
+    weight = b.parameter(channels, channels // groups, kernel, kernel)
+    out = b.op(
+        "conv", [b.op("relu", [b.input(64, channels, 56, 56)], (64, channels, 56, 56)), weight],
+        (64, channels, 56 // stride, 56 // stride),
+        kernel=(kernel, kernel), stride=(stride, stride), dilation=(1, 1), padding=(kernel // 2,) * 2, groups=groups,
+    )  # fmt: skip
+    _, structure = _structure(b.build(out), precision=precision)
+    arrays = encode(structure, JobSpec(device=find_device("RTX3090"), precision=precision, **job))
+    node = int(np.argmax(arrays.node_features[:, NODE_FEATURE_NAMES.index("category_conv")]))
+    return arrays.physics_ms[node], arrays.node_features[node, NODE_FEATURE_NAMES.index("slow_grouped_conv")]
+
+
+@pytest.mark.parametrize(("kernel", "stride", "gain"), [(3, 1, 2.25), (5, 1, 2.25), (1, 1, 1), (7, 1, 1), (3, 2, 1)])
+def test_winograd_divides_the_flop_time_of_dense_fp32_convolutions_it_fits(kernel, stride, gain):
+    physics, _ = _conv_ms(kernel=kernel, stride=stride, channels=512)
+    flops = 2 * 64 * (56 // stride) ** 2 * 512 * 512 * kernel**2
+    expected_ms = flops / gain / (find_device("RTX3090").fp32_tflops * 1e9) + KERNEL_FLOOR_US / 1e3
+    assert physics[0] == pytest.approx(expected_ms, rel=1e-3)
+
+
+def test_winograd_is_not_assumed_on_tensor_cores():
+    tf32, half = (_conv_ms(channels=512, precision=p)[0][0] for p in (Precision.TF32, Precision.FP16))
+    flops = 2 * 64 * 56**2 * 512 * 512 * 9
+    assert tf32 == pytest.approx(flops / (find_device("RTX3090").peak_tflops(DType.TF32) * 1e9), rel=0.01)
+    assert half == pytest.approx(flops / (find_device("RTX3090").peak_tflops(DType.FP16) * 1e9), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("groups", "channels", "version", "is_slow"),
+    [
+        (2, 128, "1.12", True),  # too few groups
+        (8, 512, "1.12", True),  # too wide
+        (16, 512, "1.12", False),
+        (16, 512, "1.10", True),  # width 32 came with cuDNN 8.3
+        (32, 128, "1.10", False),
+        (12, 96, "1.10", True),  # not a multiple of eight groups
+        (128, 128, "1.12", False),  # depthwise
+        (1, 128, "1.12", False),
+    ],
+)
+def test_grouped_nhwc_half_convolutions_without_a_fast_backward(groups, channels, version, is_slow):
+    job = {"precision": Precision.MIXED, "framework_version": version}
+    nchw, nchw_flag = _conv_ms(groups=groups, channels=channels, memory_format="nchw", **job)
+    nhwc, flag = _conv_ms(groups=groups, channels=channels, memory_format="nhwc", **job)
+    assert (nchw_flag, flag) == (0, is_slow)
+    assert nhwc[0] == pytest.approx(nchw[0])
+    assert (nhwc[1:3].sum() > 2 * nchw[1:3].sum()) == is_slow
+    assert _conv_ms(groups=groups, channels=channels, memory_format="nhwc", precision=Precision.FP32)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("framework", "version", "optimizer", "expected"),
+    [
+        ("pytorch", "1.13", "sgd", False),
+        ("pytorch", "ngc-20.06", "adam", False),
+        ("pytorch", "2.0", "sgd", True),
+        ("pytorch", "", "sgd", True),
+        ("pytorch", "1.5", "lamb", True),
+        ("tensorflow", "1.15", "sgd", True),
+    ],
+)
+def test_old_pytorch_updates_one_tensor_after_the_other(framework, version, optimizer, expected):
+    assert has_foreach_optimizer(framework, version, optimizer) is expected

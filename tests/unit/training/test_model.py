@@ -105,6 +105,25 @@ def test_training_overfits_a_tiny_set(rows):
     assert np.median(np.abs(physics / target - 1)) > 0.25  # the task was not trivial
 
 
+def test_the_pair_loss_pulls_ratios_between_precisions_towards_the_measured_ones(rows):
+    """Steps are measured right on average but every ratio is 4: only the pair loss sees all of that."""
+    physics = np.add.reduceat(rows.physics_ms.sum(1) * rows.count, rows.node_start[:-1])
+    index = np.arange(rows.num_rows)
+    partner = index ^ 1  # the fixture puts fp32 and mixed side by side
+    target = physics * np.where(index % 2 == 0, 2.0, 0.5)
+
+    def ratio_error(pair_weight: float, known_partner: np.ndarray) -> float:
+        settings = TrainSettings(epochs=8, graphs_per_batch=10, op_weight=0.0, pair_weight=pair_weight)
+        model = train_model(rows, target, index, np.ones(rows.num_rows), settings, seed=0, partner_idx=known_partner)
+        predicted = predict_rows(model, rows, index, specs_known=_ones(rows.num_rows))
+        ratio = predicted[::2] / predicted[1::2]
+        return float(np.abs(np.log(ratio / (target[::2] / target[1::2]))).mean())
+
+    without = ratio_error(0.0, partner)
+    assert ratio_error(4.0, partner) < without - 0.02
+    assert ratio_error(4.0, np.full(rows.num_rows, -1)) == pytest.approx(without)
+
+
 def test_training_is_repeatable_for_a_seed(rows):
     settings = TrainSettings(epochs=2, graphs_per_batch=10, op_weight=0.0)
     index = np.arange(rows.num_rows)
