@@ -1,6 +1,7 @@
 """Shipped and user-made checkpoints: find, verify, load, run through onnxruntime.
 
-A checkpoint is a folder of ``model.onnx`` (weights and network), ``card.json`` (what it was trained on, its
+A checkpoint is a folder of ``model.onnx`` (weights and network), ``trees.onnx`` (boosted trees, where the card gives
+them a weight), ``card.json`` (what it was trained on, its
 feature schema, its error intervals) and ``golden.json`` (an example input with its expected answer, run again at
 every load). Nothing in it is a pickle.
 """
@@ -27,6 +28,7 @@ from gnnpred.features import (
     graph_structure,
 )
 from gnnpred.graph import OpGraph
+from gnnpred.graph_summary import SUMMARY_FEATURE_NAMES, roofline_ms, summarise_graphs
 from gnnpred.job import JobSpec
 from gnnpred.op_kinds import OP_KINDS
 
@@ -56,6 +58,8 @@ class CheckpointCard:
     global_features: tuple[str, ...]
     op_kinds: tuple[str, ...]
     model_sha256: str
+    trees_sha256: str  # "" without trees
+    tree_weight: float  # share of the trees in the geometric mean of the step time
     devices: tuple[str, ...]  # seen in training: their specification may be used by the network
     default_framework_version: str
     known_kinds: tuple[str, ...]
@@ -72,6 +76,8 @@ class CheckpointCard:
             global_features=tuple(content["global_features"]),
             op_kinds=tuple(content["op_kinds"]),
             model_sha256=content["model_sha256"],
+            trees_sha256=content.get("trees_sha256", ""),
+            tree_weight=content.get("tree_weight", 0.0),
             devices=tuple(content["devices"]),
             default_framework_version=content["default_framework_version"],
             known_kinds=tuple(content["known_kinds"]),
@@ -111,23 +117,30 @@ def load_checkpoint(name_or_path: str | Path | None = None) -> "Checkpoint":
         or card.node_features != NODE_FEATURE_NAMES
         or card.global_features != GLOBAL_FEATURE_NAMES
         or card.op_kinds != tuple(OP_KINDS)
+        or (card.trees_sha256 and card.raw.get("summary_features") != list(SUMMARY_FEATURE_NAMES))
     ):
         raise GnnpredError(
             f"checkpoint {folder.name!r} was made with another feature schema than this gnnpred: "
             "retrain it with `gnnpred train` or use a checkpoint of this version"
         )
-    model_path = folder / "model.onnx"
-    try:
-        if model_path.stat().st_size > _MAX_MODEL_BYTES:
-            raise GnnpredError(f"checkpoint model {model_path} is larger than {_MAX_MODEL_BYTES // 2**20} MiB")
-        model_bytes = model_path.read_bytes()
-    except OSError as error:
-        raise GnnpredError(f"checkpoint {folder.name!r} has no readable model.onnx: {error.strerror}") from error
-    if hashlib.sha256(model_bytes).hexdigest() != card.model_sha256:
-        raise GnnpredError(f"checkpoint {folder.name!r} is damaged: model.onnx does not match the hash in card.json")
-    checkpoint = Checkpoint(card, model_bytes)
+    model_bytes = _read_verified(folder / "model.onnx", card.model_sha256)
+    trees_bytes = _read_verified(folder / "trees.onnx", card.trees_sha256) if card.trees_sha256 else b""
+    checkpoint = Checkpoint(card, model_bytes, trees_bytes)
     _check_golden(checkpoint, _read_json(folder / "golden.json"))
     return checkpoint
+
+
+def _read_verified(path: Path, sha256: str) -> bytes:
+    name = path.parent.name
+    try:
+        if path.stat().st_size > _MAX_MODEL_BYTES:
+            raise GnnpredError(f"checkpoint model {path} is larger than {_MAX_MODEL_BYTES // 2**20} MiB")
+        content = path.read_bytes()
+    except OSError as error:
+        raise GnnpredError(f"checkpoint {name!r} has no readable {path.name}: {error.strerror}") from error
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise GnnpredError(f"checkpoint {name!r} is damaged: {path.name} does not match the hash in card.json")
+    return content
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -142,22 +155,20 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class Checkpoint:
-    """A loaded checkpoint: holds the onnxruntime session."""
+    """A loaded checkpoint: holds the onnxruntime sessions."""
 
-    def __init__(self, card: CheckpointCard, model_bytes: bytes) -> None:
+    def __init__(self, card: CheckpointCard, model_bytes: bytes, trees_bytes: bytes = b"") -> None:
         self.card = card
         self._model_bytes = model_bytes
+        self._trees_bytes = trees_bytes
 
     @cached_property
     def _session(self):
-        import onnxruntime
+        return _open_session(self._model_bytes)
 
-        options = onnxruntime.SessionOptions()
-        # tiny network: thread pools and graph rewrites cost more than they save
-        options.intra_op_num_threads = 1
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        return onnxruntime.InferenceSession(self._model_bytes, options, providers=["CPUExecutionProvider"])
+    @cached_property
+    def _trees_session(self):
+        return _open_session(self._trees_bytes)
 
     def run(self, arrays: GraphArrays, *, specs_known: bool) -> tuple[np.ndarray, float]:
         """Time of each merged node's component, (N, C) float64 in ms, and of the whole step in ms."""
@@ -174,7 +185,17 @@ class Checkpoint:
             "host_copy_ms": np.array([arrays.host_copy_ms], np.float32),
         }
         op_ms, step_ms = self._session.run(["op_ms", "step_ms"], feed)
-        return op_ms.astype(np.float64), float(step_ms[0])
+        step = float(step_ms[0])
+        if self._trees_bytes:
+            step *= (self._trees_ms(arrays) / step) ** self.card.tree_weight
+        return op_ms.astype(np.float64), step
+
+    def _trees_ms(self, arrays: GraphArrays) -> float:
+        """Step time by the trees: they correct the roofline of the whole graph."""
+        first = np.zeros(1, np.int64)
+        summary = summarise_graphs(arrays.node_features, arrays.physics_ms, arrays.count, arrays.globals[None], first)
+        (log_ratio,) = self._trees_session.run(["log_ratio"], {"features": summary})
+        return float(roofline_ms(arrays.physics_ms, arrays.count, first)[0] * np.exp(log_ratio[0, 0]))
 
     def predict(
         self, graph: OpGraph, costs: Sequence[OpCost], job: JobSpec, *, structure: GraphStructure | None = None
@@ -242,6 +263,17 @@ class Checkpoint:
             if high <= 0:
                 warnings.append(f"no training run had precision {job.precision}: it is extrapolated from the others")
         return warnings
+
+
+def _open_session(model_bytes: bytes):
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    # tiny networks: thread pools and graph rewrites cost more than they save
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(model_bytes, options, providers=["CPUExecutionProvider"])
 
 
 def arrays_to_json(arrays: GraphArrays) -> dict[str, Any]:

@@ -9,16 +9,12 @@ from typing import Any
 import numpy as np
 
 from gnnpred.metrics import ErrorSummary, summarise_errors
-from gnnpred.training.baselines import (
-    fit_roofline_constants,
-    fit_trees,
-    predict_roofline,
-    roofline_ms,
-    summed_features,
-)
+from gnnpred.training.baselines import fit_roofline_constants, predict_roofline
 from gnnpred.training.experiments import Corpus, Fold, RecipeSettings, folds_of, precision_pairs, predict_fold
+from gnnpred.training.trees import fit_trees, roofline_of, summed_features
 
 TRACKS = ("architecture", "family", "device", "random", "blind", "blind_fp32")
+ENSEMBLE = "ensemble"  # GNN and trees together: what the checkpoint ships
 PRECISION_GROUPS = ("fp32", "tf32", "fp16", "mixed", "fp64", "bf16", "mixed-bf16")
 TARGET_PRECISIONS = ("fp32", "tf32", "fp16", "mixed")
 INTERVAL_QUANTILES = (0.05, 0.95)
@@ -42,6 +38,15 @@ class TrackResult:
     fold: np.ndarray  # (m,) fold number of each row
     predicted_ms: dict[str, np.ndarray]  # predictor name -> (m,)
 
+    @property
+    def shipped(self) -> str:
+        """Name of the predictor that tables break down: the ensemble where the track has one."""
+        return ENSEMBLE if ENSEMBLE in self.predicted_ms else "gnn"
+
+    @property
+    def shipped_ms(self) -> np.ndarray:
+        return self.predicted_ms[self.shipped]
+
 
 def run_track(
     corpus: Corpus,
@@ -56,7 +61,7 @@ def run_track(
     """Score the kept networks of a track, and fit the baselines on the same training rows."""
     folds = list(folds_of(corpus, track)) if folds is None else list(folds)
     seeds = settings.seeds_of(track)
-    roofline = roofline_ms(corpus.aware)
+    roofline = roofline_of(corpus.aware)
     groups = list(zip(corpus.devices.tolist(), corpus.precisions.tolist(), strict=True))
     features = summed_features(corpus.aware) if with_baselines else None
     log_ratio = np.log(corpus.target_ms / roofline)
@@ -69,39 +74,51 @@ def run_track(
             trees = fit_trees(features, log_ratio, fold.train_idx)
             collected["trees"].append(np.exp(trees.predict(features[fold.test_idx])) * roofline[fold.test_idx])
         on_fold(fold)
+    predicted = {name: np.concatenate(parts) for name, parts in collected.items()}
+    if with_baselines:
+        predicted = {ENSEMBLE: blend(predicted["gnn"], predicted["trees"], settings.tree_weight), **predicted}
     return TrackResult(
         track=track,
         row_idx=np.concatenate([fold.test_idx for fold in folds]),
         fold=np.concatenate([np.full(len(fold.test_idx), i) for i, fold in enumerate(folds)]),
-        predicted_ms={name: np.concatenate(parts) for name, parts in collected.items()},
+        predicted_ms=predicted,
     )
 
 
+def blend(gnn_ms: np.ndarray, trees_ms: np.ndarray, tree_weight: float) -> np.ndarray:
+    """Weighted geometric mean of the two members, which is what the checkpoint answers."""
+    return np.exp((1 - tree_weight) * np.log(gnn_ms) + tree_weight * np.log(trees_ms))
+
+
 def summaries_by(
-    result: TrackResult, corpus: Corpus, keys: np.ndarray, *, predictor: str = "gnn", min_rows: int = 1
+    result: TrackResult, corpus: Corpus, keys: np.ndarray, *, predictor: str = "", min_rows: int = 1
 ) -> dict[str, ErrorSummary]:
     """Summary per value of ``keys`` (one per corpus row), largest groups first."""
     own = keys[result.row_idx]
     names, counts = np.unique(own, return_counts=True)
     measured = corpus.target_ms[result.row_idx]
+    predicted = result.predicted_ms[predictor or result.shipped]
     return {
-        str(name): summarise_errors(result.predicted_ms[predictor][own == name], measured[own == name])
+        str(name): summarise_errors(predicted[own == name], measured[own == name])
         for name, count in sorted(zip(names, counts, strict=True), key=lambda pair: -pair[1])
         if count >= min_rows
     }
 
 
 def summary_of(
-    result: TrackResult, corpus: Corpus, mask: np.ndarray | None = None, predictor: str = "gnn"
+    result: TrackResult, corpus: Corpus, mask: np.ndarray | None = None, predictor: str = ""
 ) -> ErrorSummary:
     """Summary over the tested rows for which ``mask`` (one per corpus row) holds."""
     chosen = np.ones(len(result.row_idx), bool) if mask is None else mask[result.row_idx]
-    return summarise_errors(result.predicted_ms[predictor][chosen], corpus.target_ms[result.row_idx][chosen])
+    predicted = result.predicted_ms[predictor or result.shipped]
+    return summarise_errors(predicted[chosen], corpus.target_ms[result.row_idx][chosen])
 
 
-def ratio_errors(result: TrackResult, corpus: Corpus, predictor: str = "gnn") -> dict[str, float]:
+def ratio_errors(result: TrackResult, corpus: Corpus, predictor: str = "") -> dict[str, float]:
     """Error of the full-to-half time ratio on pairs that were both tested: n, MAPE, median, and ratio 1's."""
-    predicted = dict(zip(result.row_idx.tolist(), result.predicted_ms[predictor].tolist(), strict=True))
+    predicted = dict(
+        zip(result.row_idx.tolist(), result.predicted_ms[predictor or result.shipped].tolist(), strict=True)
+    )
     pairs = [(a, b) for a, b in precision_pairs(corpus.rows) if a in predicted and b in predicted]
     if not pairs:
         return {"n": 0}
@@ -117,7 +134,7 @@ def ratio_errors(result: TrackResult, corpus: Corpus, predictor: str = "gnn") ->
 
 def conformal_intervals(result: TrackResult, corpus: Corpus) -> dict[str, tuple[float, float]]:
     """5 % and 95 % quantile of log(measured / predicted), over all rows and per precision."""
-    error = np.log(corpus.target_ms[result.row_idx] / result.predicted_ms["gnn"])
+    error = np.log(corpus.target_ms[result.row_idx] / result.shipped_ms)
     intervals = {"all": _quantiles(error)}
     for precision in PRECISION_GROUPS:
         own = error[corpus.precisions[result.row_idx] == precision]
@@ -133,7 +150,7 @@ def _quantiles(error: np.ndarray) -> tuple[float, float]:
 
 def interval_coverage(result: TrackResult, corpus: Corpus) -> float:
     """Share of rows inside the 90 % interval calibrated on the other folds (cross-conformal), by precision."""
-    error = np.log(corpus.target_ms[result.row_idx] / result.predicted_ms["gnn"])
+    error = np.log(corpus.target_ms[result.row_idx] / result.shipped_ms)
     precision = corpus.precisions[result.row_idx]
     inside = np.zeros(len(error), bool)
     for fold in np.unique(result.fold):
@@ -182,7 +199,7 @@ def results_table(results: dict[str, TrackResult], corpus: Corpus) -> dict[str, 
         half = np.isin(corpus.precisions, ("fp16", "mixed"))
         table["precision_blind"] = {
             "rows": "half-precision rows (fp16, mixed), unseen family",
-            "aware": summary_of(results["family"], corpus, half).as_dict(),
+            "aware": summary_of(results["family"], corpus, half, "gnn").as_dict(),
             "blind": summary_of(results["blind"], corpus, half).as_dict(),
         }
         if "blind_fp32" in results:

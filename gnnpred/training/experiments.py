@@ -268,6 +268,7 @@ class RecipeSettings:
     fold_seeds: int = 1  # members of each family and architecture fold
     device_seeds: int = 1  # members of every other fold
     group_balance: float = 0.2  # 0 = every row counts alike, 1 = every group counts alike
+    tree_weight: float = 0.4  # share of the boosted trees in the geometric mean with the networks
     inference_weight: float = 0.3
     inference_rows: int = 3000
 

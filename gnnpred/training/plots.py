@@ -26,7 +26,7 @@ def write_parity_plots(folder: Path, results: dict[str, TrackResult], corpus: Co
         if track not in results:
             continue
         result = results[track]
-        names = [name for name in ("gnn", "trees", "roofline") if name in result.predicted_ms]
+        names = [name for name in ("ensemble", "gnn", "trees", "roofline") if name in result.predicted_ms]
         figure, axes = pyplot.subplots(1, len(names), figsize=(5 * len(names), 4.6), squeeze=False, sharey=True)
         measured = corpus.target_ms[result.row_idx]
         precision = corpus.precisions[result.row_idx]

@@ -21,9 +21,11 @@ from gnnpred.features import (
     GraphArrays,
 )
 from gnnpred.files import replaced_when_done
+from gnnpred.graph_summary import SUMMARY_FEATURE_NAMES
 from gnnpred.op_kinds import OP_KINDS
 from gnnpred.training.data import FlatRows
 from gnnpred.training.model import GraphBatch, StepTimeGNN
+from gnnpred.training.trees import export_trees, roofline_of, summed_features
 
 OPSET = 18
 _INPUT_NAMES = (
@@ -89,6 +91,8 @@ def write_checkpoint(
     *,
     name: str,
     members: Sequence[StepTimeGNN],
+    trees: Any | None = None,
+    tree_weight: float = 0.0,
     golden: Mapping[str, tuple[GraphArrays, bool]],
     known_kinds: Sequence[str],
     devices: Sequence[str],
@@ -97,16 +101,21 @@ def write_checkpoint(
     default_framework_version: str,
     details: Mapping[str, Any],
 ) -> None:
-    """model.onnx, card.json and golden.json, each through a temporary file.
+    """model.onnx, trees.onnx, card.json and golden.json, each through a temporary file.
 
-    The golden answers are torch's, so that loading also checks onnxruntime against torch.
+    ``trees`` is the regressor of :func:`gnnpred.training.trees.fit_trees`. The golden answers are torch's and
+    scikit-learn's, so that loading also checks onnxruntime against both.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model_bytes = export_onnx(members)
+    trees_bytes = export_trees(trees) if trees is not None else b""
     content = {
         "name": name,
         "feature_schema": FEATURE_SCHEMA_VERSION,
         "model_sha256": hashlib.sha256(model_bytes).hexdigest(),
+        "trees_sha256": hashlib.sha256(trees_bytes).hexdigest() if trees_bytes else "",
+        "tree_weight": tree_weight if trees_bytes else 0.0,
+        "summary_features": list(SUMMARY_FEATURE_NAMES),
         "default_framework_version": default_framework_version,
         "devices": sorted(devices),
         "interval_log": {k: [round(v, 5) for v in pair] for k, pair in interval_log.items()},
@@ -117,17 +126,25 @@ def write_checkpoint(
         "global_features": list(GLOBAL_FEATURE_NAMES),
         **details,
     }
-    checkpoint = Checkpoint(CheckpointCard.from_json(content), model_bytes)
+    checkpoint = Checkpoint(CheckpointCard.from_json(content), model_bytes, trees_bytes)
     examples = []
     for example_name, (arrays, known) in golden.items():
         step_ms = _torch_step_ms(members, arrays, known=known)
+        if trees is not None:
+            row = FlatRows.from_arrays([arrays])
+            trees_ms = float(np.exp(trees.predict(summed_features(row))[0]) * roofline_of(row)[0])
+            step_ms *= (trees_ms / step_ms) ** tree_weight
         _, runtime_ms = checkpoint.run(arrays, specs_known=known)
         if abs(runtime_ms / step_ms - 1) > 1e-4:
-            raise RuntimeError(f"onnxruntime gives {runtime_ms} ms for {example_name}, torch {step_ms}")
+            raise RuntimeError(f"onnxruntime gives {runtime_ms} ms for {example_name}, the members {step_ms}")
         examples.append(
             {"name": example_name, "specs_known": known, "step_ms": step_ms, "arrays": arrays_to_json(arrays)}
         )
     _replace(folder / "model.onnx", model_bytes)
+    if trees_bytes:
+        _replace(folder / "trees.onnx", trees_bytes)
+    else:
+        (folder / "trees.onnx").unlink(missing_ok=True)
     _replace(folder / "golden.json", json.dumps({"examples": examples}, separators=(",", ":")).encode())
     _replace(folder / "card.json", (json.dumps(content, indent=1) + "\n").encode())
 

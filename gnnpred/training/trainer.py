@@ -25,6 +25,7 @@ from gnnpred.training.experiments import (
 from gnnpred.training.plots import write_parity_plots
 from gnnpred.training.release import write_checkpoint
 from gnnpred.training.report import write_report
+from gnnpred.training.trees import fit_trees, roofline_of, summed_features
 
 # What most timed rows of one-step training ran; a user who knows better says so.
 DEFAULT_FRAMEWORK_VERSION = "2.1"
@@ -86,6 +87,10 @@ def train_checkpoint(
     folder = work / f"{name}-{_settings_digest(settings)}"
     _train(corpus, _jobs([fold], settings.seeds), settings, folder, num_workers, "networks", on_progress)
     members = [load_weights(folder / fold.file_name(seed), settings.train) for seed in range(settings.seeds)]
+    on_progress("boosted trees", 0, 1)
+    log_ratio = np.log(corpus.target_ms / roofline_of(corpus.aware))
+    trees = fit_trees(summed_features(corpus.aware), log_ratio, fold.train_idx)
+    on_progress("boosted trees", 1, 1)
     training = ~corpus.is_inference
     ranges = {
         feature: tuple(np.quantile(corpus.aware.globals[training, GLOBAL_FEATURE_NAMES.index(feature)], (0.001, 0.999)))
@@ -100,6 +105,8 @@ def train_checkpoint(
         out,
         name=name,
         members=members,
+        trees=trees,
+        tree_weight=settings.tree_weight,
         golden=_golden(corpus),
         known_kinds=sorted(kinds),
         devices=sorted(set(corpus.devices)),

@@ -18,7 +18,7 @@ LAYERS = (
     ("hardware",),
     ("job",),
     ("onnx_io", "passes", "costs", "memory", "metrics"),
-    ("features", "communication"),
+    ("features", "graph_summary", "communication"),
     ("checkpoint",),
     ("prediction", "predictor", "runs"),
     ("score", "model_sources", "export", "corpus"),

@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import onnxruntime
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -19,6 +20,7 @@ from gnnpred.training.data import FlatRows  # noqa: E402
 from gnnpred.training.loop import TrainSettings, predict_rows, train_model  # noqa: E402
 from gnnpred.training.model import ModelSettings, StepTimeGNN  # noqa: E402
 from gnnpred.training.release import write_checkpoint  # noqa: E402
+from gnnpred.training.trees import export_trees, fit_trees, roofline_of, summed_features  # noqa: E402
 from tests.helpers.graphs import tiny_cnn  # noqa: E402
 
 pytestmark = pytest.mark.train
@@ -139,11 +141,20 @@ def test_training_is_repeatable_for_a_seed(rows):
     assert answers[0] != pytest.approx(answers[2], rel=1e-4)
 
 
+def _trees(rows: FlatRows):
+    """Trees over rows that were doubled with noise, so that they have something to split."""
+    features = np.repeat(summed_features(rows), 20, axis=0)
+    rng = np.random.default_rng(0)
+    log_ratio = 0.1 * features[:, -1] + rng.normal(0, 0.2, len(features))
+    return fit_trees(features, log_ratio.astype(np.float64), np.arange(len(features)))
+
+
 @pytest.fixture(scope="module")
 def checkpoint_folder(rows, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
     write_checkpoint(
-        folder, name="tiny", members=[_model(0), _model(1)], golden={"first": (rows.arrays_of(0), True)},
+        folder, name="tiny", members=[_model(0), _model(1)], trees=_trees(rows), tree_weight=0.4,
+        golden={"first": (rows.arrays_of(0), True)},
         known_kinds=["conv", "relu", "reduce_mean", "linear"], devices=DEVICES,
         global_ranges={"log_batch": (0, 5), "log_physics_ms": (-9, 9), "log_launches": (0, 9)},
         interval_log={"all": (-0.2, 0.3)}, default_framework_version="2.1", details={},
@@ -151,13 +162,16 @@ def checkpoint_folder(rows, tmp_path_factory):
     return folder
 
 
-def test_the_exported_checkpoint_equals_torch_on_every_row(rows, checkpoint_folder):
+def test_the_exported_checkpoint_equals_torch_and_scikit_learn_on_every_row(rows, checkpoint_folder):
     checkpoint = load_checkpoint(checkpoint_folder)
     assert isinstance(checkpoint, Checkpoint)
     members = [_model(0), _model(1)]
     index = np.arange(rows.num_rows)
     logs = [np.log(predict_rows(m, rows, index, specs_known=_ones(rows.num_rows))) for m in members]
-    expected = np.exp(np.mean(logs, axis=0))
+    trees_ms = roofline_of(rows) * np.exp(_trees(rows).predict(summed_features(rows)))
+    gnn_ms = np.exp(np.mean(logs, axis=0))
+    assert np.abs(np.log(trees_ms / gnn_ms)).max() > 0.1  # the blend is not trivial
+    expected = gnn_ms**0.6 * trees_ms**0.4
     got = []
     for row in range(rows.num_rows):
         node_ms, step_ms = checkpoint.run(rows.arrays_of(row), specs_known=True)
@@ -169,7 +183,9 @@ def test_the_exported_checkpoint_equals_torch_on_every_row(rows, checkpoint_fold
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        ("model.onnx", lambda data: data[:-10], "does not match the hash"),
+        ("model.onnx", lambda data: data[:-10], "model.onnx does not match the hash"),
+        ("trees.onnx", lambda data: data[:-10], "trees.onnx does not match the hash"),
+        ("card.json", lambda data: data.replace(b'"share_forward"', b'"share_forwards"'), "another feature schema"),
         (
             "card.json",
             lambda data: data.replace(b'"log_physics_us_forward"', b'"log_physics_us_forwards"'),
@@ -188,6 +204,38 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(checkpoint_folder, tmp_path
     with pytest.raises(GnnpredError, match=message) as caught:
         load_checkpoint(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_exported_trees_take_the_branches_of_scikit_learn_on_their_thresholds(rows):
+    trees = _trees(rows)
+    features = summed_features(rows)
+    thresholds = {
+        (int(node["feature_idx"]), float(node["num_threshold"]))
+        for (tree,) in trees._predictors
+        for node in tree.nodes
+        if not node["is_leaf"]
+    }
+    probes = np.repeat(features[:1], 3 * len(thresholds), axis=0)
+    for i, (column, threshold) in enumerate(sorted(thresholds)):
+        at = np.float32(threshold)
+        probes[3 * i : 3 * i + 3, column] = np.nextafter(at, np.float32(-9e9)), at, np.nextafter(at, np.float32(9e9))
+    session = onnxruntime.InferenceSession(export_trees(trees))
+    (answer,) = session.run(["log_ratio"], {"features": probes})
+    assert len(thresholds) > 10
+    assert answer[:, 0] == pytest.approx(trees.predict(probes), abs=1e-5)
+
+
+def test_a_checkpoint_without_trees_answers_with_the_networks_alone(rows, checkpoint_folder, tmp_path):
+    card = load_checkpoint(checkpoint_folder).card
+    write_checkpoint(
+        tmp_path / "plain", name="plain", members=[_model(0)], golden={"first": (rows.arrays_of(0), True)},
+        known_kinds=card.known_kinds, devices=DEVICES, global_ranges=card.global_ranges,
+        interval_log=card.interval_log, default_framework_version="2.1", details={},
+    )  # fmt: skip
+    plain = load_checkpoint(tmp_path / "plain")
+    assert not (tmp_path / "plain" / "trees.onnx").exists()
+    expected = predict_rows(_model(0), rows, np.array([3]), specs_known=_ones(1))[0]
+    assert plain.run(rows.arrays_of(3), specs_known=True)[1] == pytest.approx(expected, rel=1e-4)
 
 
 def test_an_unknown_checkpoint_names_what_there_is():
