@@ -314,6 +314,7 @@ GLOBAL_FEATURE_NAMES: tuple[str, ...] = (
     *(f"precision_{p}" for p in Precision), "all_half", "tf32_matmul", "nhwc", "torch_compile", "xla",
     *(f"framework_{f}" for f in _FRAMEWORKS), "pytorch_version", "tensorflow_version", "fused_attention",
     *(f"phase_{p}" for p in Phase), "host_copy", "data_loader", "input_gradient",
+    "host_windows", "host_wsl",
     "log_batch", "log_launches", "log_physics_ms", "log_host_to_gpu",
 )  # fmt: skip
 
@@ -497,6 +498,7 @@ def _globals(
         version if job.framework == "pytorch" else 0.0, version if job.framework == "tensorflow" else 0.0, float(fused),
         *(float(job.phase is p) for p in Phase),
         float(job.host_copy), float(job.data_loader), float(input_gradient),
+        float(job.host_os == "windows"), float(job.host_os == "wsl"),
         np.log(max(structure.batch_size, 1)), np.log(host_launches + 1), np.log(physics_ms + 1e-3),
         np.log((host_launches * 5e-3 + 1e-3) / (physics_ms + 1e-3)),
     ]  # fmt: skip

@@ -57,6 +57,7 @@ class ActivationRule(StrEnum):
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb", "none")
 MEMORY_FORMATS = ("nchw", "nhwc")
 COMPILERS = ("eager", "torch_compile", "xla")
+HOST_SYSTEMS = ("linux", "windows", "wsl")
 STRATEGIES = ("ddp", "dp")  # DistributedDataParallel; nn.DataParallel (one process)
 
 
@@ -74,6 +75,7 @@ class JobSpec:
     framework: str = "pytorch"  # pytorch | tensorflow | mxnet | paddle | torch7 ...
     framework_version: str = ""  # e.g. "2.4"; "" = the checkpoint's default
     activation_rule: ActivationRule = ActivationRule.AUTOCAST
+    host_os: str = "linux"  # Windows and WSL launch kernels later than Linux
     tf32_matmul: bool = True  # under tf32: also matmul (False: convolutions and RNNs only, PyTorch >= 1.12's default)
     host_copy: bool = False  # the batch is copied from pageable host memory inside the step
     data_loader: bool = False  # a real data pipeline feeds the step
@@ -90,6 +92,8 @@ class JobSpec:
             raise UsageError(f"unknown optimizer {self.optimizer!r}: choose one of {', '.join(OPTIMIZERS)}")
         if self.compiler not in COMPILERS:
             raise UsageError(f"unknown compiler {self.compiler!r}: choose one of {', '.join(COMPILERS)}")
+        if self.host_os not in HOST_SYSTEMS:
+            raise UsageError(f"unknown operating system {self.host_os!r}: choose one of {', '.join(HOST_SYSTEMS)}")
         if self.strategy not in STRATEGIES:
             raise UsageError(f"unknown strategy {self.strategy!r}: choose one of {', '.join(STRATEGIES)}")
         if self.memory_format not in MEMORY_FORMATS:
@@ -98,6 +102,12 @@ class JobSpec:
             raise UsageError(f"--gpus and --nodes must be at least 1, got {self.gpus} and {self.nodes}")
         if self.gpus % self.nodes:
             raise UsageError(f"--gpus {self.gpus} is the total and must be divisible by --nodes {self.nodes}")
+
+
+def host_os_of(text: str) -> str:
+    """``Win11`` -> windows, ``WSL2 Ubuntu`` -> wsl; any other name, and none, counts as Linux."""
+    name = text.lower()
+    return "wsl" if "wsl" in name else "windows" if "win" in name.replace("darwin", "") else "linux"
 
 
 def resolve_precision(precision: Precision, device: DeviceSpec) -> tuple[Precision, str | None]:

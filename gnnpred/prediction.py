@@ -103,6 +103,7 @@ class Prediction:
             "compiler": job.compiler,
             "framework": job.framework,
             "framework_version": job.framework_version,
+            "host_os": job.host_os,
             "coverage": self.coverage,
             "coverage_flops": self.coverage_flops,
             "coverage_bytes": self.coverage_bytes,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.hardware import find_device
-from gnnpred.job import COMPILERS, OPTIMIZERS, STRATEGIES, ActivationRule, JobSpec, Phase, Precision
+from gnnpred.job import COMPILERS, OPTIMIZERS, STRATEGIES, ActivationRule, JobSpec, Phase, Precision, host_os_of
 from gnnpred.software import only_convolutions_use_tf32, tf32_was_default
 
 REQUIRED_COLUMNS = ("onnx", "gpu", "precision", "batch_per_gpu", "step_time_ms")
@@ -69,6 +69,7 @@ def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
         compiler=_compiler_of(row.get("compiled", "")),
         framework=framework,
         framework_version=version,
+        host_os=host_os_of(row.get("os") or ""),
         activation_rule=ActivationRule.ALL_HALF if is_all_half else ActivationRule.AUTOCAST,
         tf32_matmul=tf32_matmul,
         host_copy=bool(_HOST_COPY.search(note)),

@@ -26,6 +26,7 @@ def inspect(
     memory_format: opt.MemoryFormat = "nchw",
     compiled: opt.Compile = False,
     framework_version: opt.FrameworkVersion = "",
+    host_os: opt.HostSystem = "linux",
     dim: opt.Dims = None,
     checkpoint: opt.CheckpointName = None,
     top: Annotated[int | None, typer.Option("--top", min=1, help="Only the N slowest ops, slowest first.")] = None,
@@ -50,6 +51,7 @@ def inspect(
         memory_format=memory_format,
         compiler=opt.compiler_of("eager", compiled=compiled),
         framework_version=framework_version,
+        host_os=host_os,
     )
     dims = opt.dims_of(dim)
     from gnnpred.predictor import predict

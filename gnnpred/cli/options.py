@@ -7,7 +7,16 @@ import typer
 
 from gnnpred.errors import UsageError
 from gnnpred.hardware import DEFAULT_DEVICE_NAME, DeviceSpec, find_device, load_device_file
-from gnnpred.job import COMPILERS, MEMORY_FORMATS, OPTIMIZERS, STRATEGIES, ActivationRule, Phase, Precision
+from gnnpred.job import (
+    COMPILERS,
+    HOST_SYSTEMS,
+    MEMORY_FORMATS,
+    OPTIMIZERS,
+    STRATEGIES,
+    ActivationRule,
+    Phase,
+    Precision,
+)
 
 Device = Annotated[
     str | None,
@@ -39,6 +48,9 @@ Compiler = Annotated[
 Framework = Annotated[str, typer.Option("--framework", metavar="NAME", help="pytorch, tensorflow, mxnet, paddle ...")]
 FrameworkVersion = Annotated[
     str, typer.Option("--framework-version", metavar="X.Y", help="Default: the newest that the checkpoint has seen.")
+]
+HostSystem = Annotated[
+    str, typer.Option("--host-os", metavar="|".join(HOST_SYSTEMS), help="Operating system of the training host.")
 ]
 ActivationRuleName = Annotated[
     str,

@@ -28,6 +28,7 @@ def predict(
     compiler: opt.Compiler = "eager",
     framework: opt.Framework = "pytorch",
     framework_version: opt.FrameworkVersion = "",
+    host_os: opt.HostSystem = "linux",
     activation_rule: opt.ActivationRuleName = "autocast",
     host_copy: opt.HostCopy = False,
     strategy: opt.Strategy = "ddp",
@@ -50,6 +51,7 @@ def predict(
         compiler=opt.compiler_of(compiler, compiled=compiled),
         framework=framework,
         framework_version=framework_version,
+        host_os=host_os,
         activation_rule=opt.activation_rule_of(activation_rule),
         host_copy=host_copy,
         gpus=gpus,
@@ -120,7 +122,8 @@ def _summary_table(prediction: "Prediction", *, device_was_chosen: bool, batch_w
     table.add_row("device", f"{machines}{job.device.name}{device_note}{spread}{fabric}")
     batch_note = "" if batch_was_chosen else " (from the file or default; choose with --batch-size)"
     table.add_row("batch", f"{job.batch_size} per GPU{batch_note}")
-    software = " ".join(filter(None, (job.framework, job.framework_version, job.compiler, job.memory_format)))
+    host = "" if job.host_os == "linux" else f"on {job.host_os}"
+    software = " ".join(filter(None, (job.framework, job.framework_version, job.compiler, job.memory_format, host)))
     optimizer = f", {job.optimizer}" if job.phase is Phase.TRAIN else ""
     table.add_row("job", f"{job.precision}{optimizer}, {software}")
     table.add_row(

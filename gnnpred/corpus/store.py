@@ -22,7 +22,7 @@ from gnnpred.errors import GnnpredError
 from gnnpred.files import replaced_when_done
 from gnnpred.graph import DType, Op, OpGraph, Role, TensorSpec
 from gnnpred.hardware import DeviceSpec, find_device
-from gnnpred.job import ActivationRule, JobSpec, Phase, Precision
+from gnnpred.job import ActivationRule, JobSpec, Phase, Precision, host_os_of
 
 GRAPHS_FILE = "graphs.jsonl.xz"
 MEASUREMENTS_FILE = "measurements.csv.gz"
@@ -92,6 +92,7 @@ class MeasurementRow:
             compiler=_COMPILER_OF_JOB.get(self.compiler, self.compiler),
             framework=self.framework,
             framework_version=self.framework_version,
+            host_os=host_os_of(self.os),
             activation_rule=self.activation_rule,
             tf32_matmul=self.tf32_matmul,
             host_copy=self.host_copy,

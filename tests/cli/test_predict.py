@@ -79,10 +79,10 @@ def test_phases_leave_out_what_they_do_not_run(gnnpred, cnn, phase, silent_parts
 def test_options_reach_the_job(gnnpred, cnn):
     result = gnnpred(
         "predict", cnn, "--batch-size", 8, "--device", "rtx 3090", "--optimizer", "adamw", "--memory-format", "nhwc",
-        "--compile", "--framework-version", "2.1", "--json",
+        "--compile", "--framework-version", "2.1", "--host-os", "wsl", "--json",
     ).json  # fmt: skip
     assert (result["device"], result["optimizer"], result["memory_format"]) == ("RTX3090", "adamw", "nhwc")
-    assert (result["compiler"], result["framework_version"]) == ("torch_compile", "2.1")
+    assert (result["compiler"], result["framework_version"], result["host_os"]) == ("torch_compile", "2.1", "wsl")
 
 
 def test_several_gpus_report_communication_and_the_fabric(gnnpred, cnn):

@@ -3,7 +3,7 @@
 import pytest
 
 from gnnpred.errors import GnnpredError
-from gnnpred.job import ActivationRule, Phase, Precision
+from gnnpred.job import ActivationRule, Phase, Precision, host_os_of
 from gnnpred.runs import run_of_row
 
 ROW = {
@@ -13,6 +13,14 @@ ROW = {
     "batch_per_gpu": "64",
     "step_time_ms": "41.5",
 }
+
+
+@pytest.mark.parametrize(
+    ("text", "host_os"),
+    [("Win11", "windows"), ("WSL2", "wsl"), ("Fedora 42", "linux"), ("", "linux"), ("Darwin", "linux")],
+)
+def test_the_operating_system_of_the_host_is_read_from_its_name(text, host_os):
+    assert host_os_of(text) == host_os
 
 
 def run_with(**cells):
