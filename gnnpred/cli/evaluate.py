@@ -12,9 +12,25 @@ def evaluate(
     recipe: Annotated[str, typer.Option("--recipe", metavar="NAME|FILE", help="The recipe to score.")] = "base",
     track: Annotated[
         list[str] | None,
-        typer.Option("--track", help="Only this track: family, architecture, device, random, blind; repeatable."),
+        typer.Option(
+            "--track", help="Only this track: family, architecture, device, random, blind, blind_fp32; repeatable."
+        ),
     ] = None,
     retrain: Annotated[bool, typer.Option("--retrain", help="Train the networks of all folds again.")] = False,
+    contrast: Annotated[
+        bool,
+        typer.Option("--contrast", help="What precision does to step time, and to a predictor that ignores it."),
+    ] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also write the accuracy page, and the README's section from it.")
+    ] = False,
+    docs: Annotated[
+        Path | None, typer.Option("--docs", metavar="FILE", help="Accuracy page of --report [docs/ACCURACY.md].")
+    ] = None,
+    readme: Annotated[
+        Path | None,
+        typer.Option("--readme", metavar="FILE", help="File of --report with a marked accuracy section [README.md]."),
+    ] = None,
     datasets: Annotated[Path, typer.Option("--datasets", metavar="FOLDER", help="The corpus.")] = Path("datasets"),
     folds: Annotated[
         Path | None, typer.Option("--folds", metavar="FOLDER", help="Networks of the folds [trainers/RECIPE-folds].")
@@ -31,27 +47,43 @@ def evaluate(
 ) -> None:
     """Score every held-out row: n, MAPE, median, p90 and bias by precision and GPU, with baselines and plots."""
     from gnnpred.cli.extras import needs_extra
+    from gnnpred.errors import UsageError
 
+    if contrast and (track or retrain or report):
+        raise UsageError("--contrast scores its own tracks with the kept networks: leave --track, --retrain, --report")
+    if (docs or readme) and not report:
+        raise UsageError("--docs and --readme belong to --report")
     with needs_extra("train"):
         import json
 
         from gnnpred.cli.progress import progress_bar
+        from gnnpred.training.contrast import contrast_of_recipe
         from gnnpred.training.recipe import find_recipe, load_recipe
-        from gnnpred.training.report import report_lines
+        from gnnpred.training.report import contrast_lines, report_lines
         from gnnpred.training.trainer import evaluate_recipe
 
         path = find_recipe(recipe)
+        settings = load_recipe(path)
+        folds = folds or path.parent / f"{path.stem}-folds"
         with progress_bar(show=not as_json) as advance:
-            table = evaluate_recipe(
-                path.stem,
-                load_recipe(path),
-                datasets=datasets,
-                folds=folds or path.parent / f"{path.stem}-folds",
-                out=out or Path("checkpoints") / path.stem,
-                work=work,
-                tracks=tuple(track) if track else None,
-                retrain=retrain,
-                num_workers=workers,
-                on_progress=advance,
-            )
-    typer.echo(json.dumps(table, indent=1) if as_json else "\n".join(report_lines(table)))
+            if contrast:
+                table = contrast_of_recipe(
+                    settings, datasets=datasets, folds=folds, work=work, num_workers=workers, on_progress=advance
+                )
+            else:
+                table = evaluate_recipe(
+                    path.stem,
+                    settings,
+                    datasets=datasets,
+                    folds=folds,
+                    out=out or Path("checkpoints") / path.stem,
+                    work=work,
+                    tracks=tuple(track) if track else None,
+                    retrain=retrain,
+                    docs=(docs or Path("docs/ACCURACY.md")) if report else None,
+                    readme=(readme or Path("README.md")) if report else None,
+                    num_workers=workers,
+                    on_progress=advance,
+                )
+    lines = contrast_lines(table) if contrast else report_lines(table)
+    typer.echo(json.dumps(table, indent=1) if as_json else "\n".join(lines))

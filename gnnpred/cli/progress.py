@@ -24,12 +24,18 @@ def progress_bar(*, show: bool = True) -> Iterator[Callable[[str, int, int], Non
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=not show) as progress:
-        tasks: dict[str, object] = {}
+    progress = Progress(*columns, console=Console(stderr=True), disable=not show)
+    tasks: dict[str, object] = {}
 
-        def advance(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done, total=total)
+    def advance(what: str, done: int, total: int) -> None:
+        if not tasks:
+            progress.start()  # not before: an error on the way must stay one line
+        if what not in tasks:
+            tasks[what] = progress.add_task(what, total=total)
+        progress.update(tasks[what], completed=done, total=total)
 
+    try:
         yield advance
+    finally:
+        if tasks:
+            progress.stop()

@@ -1,4 +1,4 @@
-"""Held-out errors of a recipe: every track, beside the baselines, by precision, GPU and source."""
+"""Held-out predictions of a recipe, beside the baselines, and their errors by group."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -8,17 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from gnnpred.corpus.splits import load_split
+from gnnpred.errors import GnnpredError
 from gnnpred.metrics import ErrorSummary, summarise_errors
 from gnnpred.training.baselines import fit_roofline_constants, predict_roofline
 from gnnpred.training.experiments import Corpus, Fold, RecipeSettings, folds_of, precision_pairs, predict_fold
 from gnnpred.training.trees import fit_trees, roofline_of, summed_features
 
 TRACKS = ("architecture", "family", "device", "random", "blind", "blind_fp32")
+GROUPING_OF_TRACK = {"blind": "family", "blind_fp32": "family"}
 ENSEMBLE = "ensemble"  # GNN and trees together: what the checkpoint ships
 PRECISION_GROUPS = ("fp32", "tf32", "fp16", "mixed", "fp64", "bf16", "mixed-bf16")
 TARGET_PRECISIONS = ("fp32", "tf32", "fp16", "mixed")
-INTERVAL_QUANTILES = (0.05, 0.95)
-MIN_INTERVAL_ROWS = 100  # a regime with fewer rows borrows the interval of all
+HALF_PRECISIONS = ("fp16", "mixed", "bf16", "mixed-bf16")
 
 # Relative difference of repeats of one configuration, from the pages of the measured sources.
 NOISE_FLOOR = (
@@ -68,6 +70,8 @@ def run_track(
     collected: dict[str, list[np.ndarray]] = defaultdict(list)
     for fold in folds:
         collected["gnn"].append(predict_fold(corpus, fold, settings, folder, seeds=seeds))
+        if track == "family" and seeds > 1:  # a fair partner of the precision-blind networks, which are one per fold
+            collected["gnn_one"].append(predict_fold(corpus, fold, settings, folder, seeds=1))
         if with_baselines:
             constants = fit_roofline_constants(roofline, corpus.target_ms, groups, fold.train_idx)
             collected["roofline"].append(predict_roofline(roofline, groups, constants, fold.test_idx))
@@ -83,6 +87,33 @@ def run_track(
         fold=np.concatenate([np.full(len(fold.test_idx), i) for i, fold in enumerate(folds)]),
         predicted_ms=predicted,
     )
+
+
+def require_networks(datasets: Path, tracks: Sequence[str], settings: RecipeSettings, folder: Path) -> None:
+    """Raise GnnpredError where networks of a track are missing, before minutes are spent on encoding rows.
+
+    The folds of ``device`` are known from the rows alone; scoring names what is missing there.
+    """
+    missing, lacking = [], []
+    for track in tracks:
+        if track == "device":
+            continue
+        split = load_split(datasets / "splits" / f"{GROUPING_OF_TRACK.get(track, track)}.json")
+        none = np.zeros(0, np.int64)
+        names = [
+            Fold(track, str(number), none, none).file_name(seed)
+            for number in range(split.num_folds)
+            for seed in range(settings.seeds_of(track))
+        ]
+        absent = [name for name in names if not (folder / name).is_file()]
+        missing += absent
+        lacking += [track] if absent else []
+    if missing:
+        options = " ".join(f"--track {track}" for track in lacking)
+        raise GnnpredError(
+            f"{len(missing)} fold networks are missing in {folder} ({missing[0]} first): train them with "
+            f"`gnnpred evaluate --retrain {options}`"
+        )
 
 
 def blend(gnn_ms: np.ndarray, trees_ms: np.ndarray, tree_weight: float) -> np.ndarray:
@@ -132,83 +163,9 @@ def ratio_errors(result: TrackResult, corpus: Corpus, predictor: str = "") -> di
     }  # fmt: skip
 
 
-def conformal_intervals(result: TrackResult, corpus: Corpus) -> dict[str, tuple[float, float]]:
-    """5 % and 95 % quantile of log(measured / predicted), over all rows and per precision."""
-    error = np.log(corpus.target_ms[result.row_idx] / result.shipped_ms)
-    intervals = {"all": _quantiles(error)}
-    for precision in PRECISION_GROUPS:
-        own = error[corpus.precisions[result.row_idx] == precision]
-        if len(own) >= MIN_INTERVAL_ROWS:
-            intervals[precision] = _quantiles(own)
-    return intervals
-
-
-def _quantiles(error: np.ndarray) -> tuple[float, float]:
-    low, high = np.quantile(error, INTERVAL_QUANTILES)
-    return float(low), float(high)
-
-
-def interval_coverage(result: TrackResult, corpus: Corpus) -> float:
-    """Share of rows inside the 90 % interval calibrated on the other folds (cross-conformal), by precision."""
-    error = np.log(corpus.target_ms[result.row_idx] / result.shipped_ms)
-    precision = corpus.precisions[result.row_idx]
-    inside = np.zeros(len(error), bool)
-    for fold in np.unique(result.fold):
-        own, other = result.fold == fold, result.fold != fold
-        for name in np.unique(precision[own]):
-            calibration = error[other & (precision == name)]
-            if len(calibration) < MIN_INTERVAL_ROWS:
-                calibration = error[other]
-            low, high = _quantiles(calibration)
-            rows = own & (precision == name)
-            inside[rows] = (error[rows] >= low) & (error[rows] <= high)
-    return float(inside.mean())
-
-
 def source_family(corpus: Corpus) -> np.ndarray:
     """(n,) first part of each row's source id."""
     return np.array([row.source_id.split("-")[0] for row in corpus.rows])
-
-
-def results_table(results: dict[str, TrackResult], corpus: Corpus) -> dict[str, Any]:
-    """All figures as plain values; what ``errors.json`` holds."""
-    table: dict[str, Any] = {"tracks": {}, "noise_floor": dict(NOISE_FLOOR)}
-    for track, result in results.items():
-        entry: dict[str, Any] = {"overall": {}, "by_precision": {}}
-        for predictor in result.predicted_ms:
-            entry["overall"][predictor] = summary_of(result, corpus, predictor=predictor).as_dict()
-            entry["by_precision"][predictor] = _as_dicts(
-                summaries_by(result, corpus, corpus.precisions, predictor=predictor)
-            )
-        entry["by_source"] = _as_dicts(summaries_by(result, corpus, source_family(corpus), min_rows=10))
-        entry["by_device"] = _as_dicts(summaries_by(result, corpus, corpus.devices, min_rows=10))
-        combined = np.array([f"{d} {p}" for d, p in zip(corpus.devices, corpus.precisions, strict=True)])
-        entry["by_device_and_precision"] = _as_dicts(summaries_by(result, corpus, combined, min_rows=20))
-        if track in ("architecture", "family", "device"):
-            entry["precision_ratio"] = ratio_errors(result, corpus)
-            entry["interval_coverage"] = interval_coverage(result, corpus)
-        if track in ("architecture", "family"):
-            mask = (source_family(corpus) == "timm") & (corpus.devices == "RTX3090") & (corpus.precisions == "mixed")
-            entry["timm_rtx3090_mixed"] = summary_of(result, corpus, mask).as_dict()
-        if track == "device":
-            mapes = [s.mape_pct for s in summaries_by(result, corpus, corpus.devices).values()]
-            entry["median_over_devices_of_mape_pct"] = float(np.median(mapes))
-            entry["num_devices"] = len(mapes)
-        table["tracks"][track] = entry
-    if "blind" in results and "family" in results:
-        half = np.isin(corpus.precisions, ("fp16", "mixed"))
-        table["precision_blind"] = {
-            "rows": "half-precision rows (fp16, mixed), unseen family",
-            "aware": summary_of(results["family"], corpus, half, "gnn").as_dict(),
-            "blind": summary_of(results["blind"], corpus, half).as_dict(),
-        }
-        if "blind_fp32" in results:
-            table["precision_blind"]["fp32_trained"] = summary_of(results["blind_fp32"], corpus, half).as_dict()
-    return table
-
-
-def _as_dicts(summaries: dict[str, ErrorSummary]) -> dict[str, dict[str, Any]]:
-    return {name: summary.as_dict() for name, summary in summaries.items()}
 
 
 def format_rows(rows: Iterable[tuple[str, dict[str, Any]]], *, first: str) -> str:

@@ -233,17 +233,20 @@ def row_weights(corpus: Corpus, settings: "RecipeSettings") -> np.ndarray:
     return weight / weight.mean()
 
 
+def configuration_of(row: MeasurementRow) -> tuple:
+    """What two rows share that differ in precision alone."""
+    return (
+        row.source_id, row.model, row.device, row.batch_size, row.input, row.framework_version, row.memory_format,
+        row.phase, row.optimizer, row.compiler, row.os, row.host_copy, row.data_loader,
+    )  # fmt: skip
+
+
 def precision_pairs(rows: Sequence[MeasurementRow]) -> list[tuple[int, int]]:
     """(full, half) positions of rows that differ in precision alone: fp32 or tf32 against fp16 or mixed."""
     groups: dict[tuple, dict[str, int]] = defaultdict(dict)
     for i, row in enumerate(rows):
-        if row.phase == "inference":
-            continue
-        key = (
-            row.source_id, row.model, row.device, row.batch_size, row.input, row.framework_version, row.memory_format,
-            row.phase, row.optimizer, row.compiler, row.os, row.host_copy, row.data_loader,
-        )  # fmt: skip
-        groups[key].setdefault(row.precision, i)
+        if row.phase != "inference":
+            groups[configuration_of(row)].setdefault(row.precision, i)
     pairs = []
     for found in groups.values():
         full = found.get("fp32", found.get("tf32"))

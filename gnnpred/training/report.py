@@ -1,5 +1,6 @@
 """The error table in words: for the terminal and for the checkpoint's README."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ TITLES = {
 PREDICTORS = {
     "ensemble": "GNN and trees together (what ships)",
     "gnn": "GNN alone",
+    "gnn_one": "GNN alone, one network",
     "trees": "boosted trees on summed features",
     "roofline": "roofline x constant per GPU and precision",
 }
@@ -32,7 +34,7 @@ def report_lines(table: dict[str, Any]) -> list[str]:
             rows.append((f"**{PREDICTORS[predictor]}**, all", summary))
             by_precision = entry["by_precision"][predictor]
             if predictor == next(iter(entry["overall"])):
-                rows += [(f"{PREDICTORS[predictor]}, {p}", by_precision[p]) for p in _ordered(by_precision)]
+                rows += [(f"{PREDICTORS[predictor]}, {p}", by_precision[p]) for p in ordered_precisions(by_precision)]
         lines += [format_rows(rows, first="predictor, rows"), ""]
         if "timm_rtx3090_mixed" in entry:
             lines += [format_rows([("timm, RTX 3090, mixed", entry["timm_rtx3090_mixed"])], first="rows"), ""]
@@ -54,22 +56,92 @@ def report_lines(table: dict[str, Any]) -> list[str]:
             lines += ["", format_rows(entry["by_device"].items(), first="GPU"), ""]
         if track in ("family", "architecture"):
             lines += [format_rows(entry["by_source"].items(), first="source"), ""]
+            lines += [format_rows(entry["by_family"].items(), first="family"), ""]
             lines += [format_rows(entry["by_device_and_precision"].items(), first="GPU and precision"), ""]
-    if "precision_blind" in table:
-        blind = table["precision_blind"]
-        lines += ["", f"## What ignoring precision costs ({blind['rows']})", ""]
-        names = {
-            "aware": "GNN alone",
-            "blind": "GNN without precision",
-            "fp32_trained": "GNN without precision, trained on fp32/tf32",
-        }
-        lines.append(format_rows([(names[k], blind[k]) for k in names if k in blind], first="predictor"))
+    if "contrast" in table:
+        lines += ["", *contrast_lines(table["contrast"])]
     lines += ["", "## Noise floor: repeats of one configuration differ by", ""]
     lines += [f"- {what}: {figure}" for what, figure in table["noise_floor"].items()]
     return lines
 
 
-def _ordered(by_precision: dict[str, Any]) -> list[str]:
+CONTRAST_PREDICTORS = {
+    "ensemble": "GNN and trees together (what ships)",
+    "gnn": "GNN alone",
+    "gnn_one": "GNN alone, one network",
+    "blind": "GNN without precision",
+    "blind_fp32": "GNN without precision, trained on fp32 and tf32 rows alone",
+    "blind_oracle": "knows each configuration's measured mean, not its precision",
+}
+CONTRAST_GROUPS = {"all": "all precisions", "half": "all half precisions"}
+
+
+def contrast_lines(contrast: dict[str, Any]) -> list[str]:
+    """Markdown lines: what precision does to measured step time, and to a predictor that does not know it."""
+    lines = [
+        f"## What precision does, and what ignoring it costs ({contrast['held_out']}, n = {contrast['rows']:,})",
+        "",
+        "Slowest over fastest measured step of one configuration (same source, model, GPU, batch, software, layout), "
+        "over the precisions that it was measured in:",
+        "",
+        "| GPUs, precisions | configurations | median | p90 | max |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name, title in (("without_fp64", "fp32, tf32, fp16, mixed, bf16"), ("with_fp64", "with fp64")):
+        found = contrast["variation"].get(name)
+        if not found:
+            continue
+        rows = [(f"**all, {title}**", found["all"])]
+        if name == "without_fp64":
+            rows += list(found["by_device_class"].items())
+        lines += [f"| {t} | {s['n']:,} | {s['median']:.2f} | {s['p90']:.2f} | {s['max']:.2f} |" for t, s in rows]
+    plain = contrast["variation"].get("without_fp64")
+    if plain:
+        largest = plain["largest"]
+        times = ", ".join(f"{p} {ms:.4g} ms" for p, ms in largest["measured_ms"].items())
+        lines += ["", f"Largest: {largest['model']} on {largest['device']}, batch {largest['batch_size']}: {times}."]
+        if plain["half_slower_share"] is not None:
+            lines.append(
+                f"In {plain['half_slower_share']:.0%} of the full-to-half pairs the half precision is the slower."
+            )
+    groups = list(contrast["errors"]["gnn"])
+    for group in groups:
+        rows = [(name, by_group[group]) for name, by_group in contrast["errors"].items() if group in by_group]
+        lines += ["", f"**{CONTRAST_GROUPS.get(group, group)}**", "", *_contrast_table(rows)]
+    if contrast["repeated_configurations"]:
+        lines += ["", "**Configurations measured in two precisions or more (fp64 aside)**", ""]
+        lines += _contrast_table(contrast["repeated_configurations"].items())
+    ratios = {name: ratio for name, ratio in contrast["ratio"].items() if ratio["n"]}
+    if ratios:
+        lines += ["", "Error of the ratio of full to half time:", ""]
+        lines += ["| predictor | pairs | MAPE | median |", "|---|---:|---:|---:|"]
+        lines += [
+            f"| {CONTRAST_PREDICTORS[name]} | {r['n']:,} | {r['mape_pct']:.1f} | {r['median_pct']:.1f} |"
+            for name, r in ratios.items()
+        ]
+        first = next(iter(ratios.values()))
+        lines.append(
+            f"| always 1 | {first['n']:,} | {first['ratio_one_mape_pct']:.1f} | {first['ratio_one_median_pct']:.1f} |"
+        )
+    return lines
+
+
+def _contrast_table(rows: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
+    lines = [
+        "| predictor | n | MAPE | median | p90 | bias | worst | worst row |",
+        "|---|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    for name, s in rows:
+        worst = s["worst_row"]
+        lines.append(
+            f"| {CONTRAST_PREDICTORS[name]} | {s['n']:,} | {s['mape_pct']:.1f} | {s['median_pct']:.1f} "
+            f"| {s['p90_pct']:.1f} | {s['bias_pct']:+.1f} | {s['worst_pct']:+.0f} "
+            f"| {worst['model']}, {worst['device']} {worst['precision']} |"
+        )
+    return lines
+
+
+def ordered_precisions(by_precision: dict[str, Any]) -> list[str]:
     return [p for p in TARGET_PRECISIONS if p in by_precision] + [p for p in by_precision if p not in TARGET_PRECISIONS]
 
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from gnnpred.corpus.store import load_rows
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.features import GLOBAL_FEATURE_NAMES, KIND_IDX, GraphArrays
 from gnnpred.files import replaced_when_done
-from gnnpred.training.evaluate import TRACKS, TrackResult, conformal_intervals, results_table, run_track
+from gnnpred.training.accuracy_page import write_accuracy_pages
+from gnnpred.training.error_table import results_table
+from gnnpred.training.evaluate import TRACKS, TrackResult, require_networks, run_track
 from gnnpred.training.experiments import (
     Corpus,
     Fold,
@@ -22,6 +25,7 @@ from gnnpred.training.experiments import (
     load_weights,
     train_folds,
 )
+from gnnpred.training.intervals import conformal_intervals
 from gnnpred.training.plots import write_parity_plots
 from gnnpred.training.release import write_checkpoint
 from gnnpred.training.report import write_report
@@ -168,13 +172,22 @@ def evaluate_recipe(
     work: Path,
     tracks: Sequence[str] | None = None,
     retrain: bool = False,
+    docs: Path | None = None,
+    readme: Path | None = None,
     num_workers: int = 2,
     on_progress: Progress = _silent,
 ) -> dict[str, Any]:
-    """Score the kept fold networks (trained first where ``retrain``) and write table, intervals, report and plots."""
+    """Score the kept fold networks (trained first where ``retrain``) and write table, intervals, report and plots.
+
+    ``docs`` is the accuracy page to write as well, ``readme`` the file whose marked section quotes it.
+    """
     for track in tracks or ():
         if track not in TRACKS:
             raise UsageError(f"unknown track {track!r}: choose among {', '.join(TRACKS)}")
+    if docs and tracks is not None and "family" not in tracks:
+        raise UsageError("the accuracy page needs the family track: leave --track out, or add --track family")
+    if not retrain:
+        require_networks(datasets, tracks or TRACKS, settings, folds)
     with_blind = any(track.startswith("blind") for track in tracks or TRACKS)
     corpus = _load(datasets, settings, work, num_workers, on_progress, with_blind=with_blind)
     if retrain:
@@ -201,7 +214,7 @@ def evaluate_recipe(
         results[track] = run_track(
             corpus, track, settings, folds, with_baselines=not track.startswith("blind"), on_fold=count
         )
-    table = results_table(results, corpus)
+    table = results_table(results, corpus, name=name, all_rows=load_rows(datasets))
     if tracks is None or "family" in results:
         out.mkdir(parents=True, exist_ok=True)
         _write_json(out / ERRORS_FILE, table)
@@ -211,6 +224,8 @@ def evaluate_recipe(
         _write_json(out / INTERVALS_FILE, intervals)
         write_report(out, table, name=name)
         write_parity_plots(out, results, corpus)
+        if docs:
+            write_accuracy_pages(table, docs=docs, readme=readme, plots=out)
     return table
 
 
