@@ -25,7 +25,7 @@ from gnnpred.training.readme_section import (
 )
 from gnnpred.training.report import report_lines
 from gnnpred.training.worst_rows import reasons_of, worst_rows_table
-from tests.helpers.corpus import corpus_of, measurement, track_result
+from tests.helpers.measured_rows import corpus_of, measurement, track_result
 
 pytestmark = pytest.mark.train
 ROOT = Path(__file__).resolve().parents[3]

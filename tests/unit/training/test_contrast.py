@@ -10,7 +10,7 @@ pytest.importorskip("torch_geometric")
 from gnnpred.errors import GnnpredError
 from gnnpred.training.contrast import contrast_table, device_class, precision_variation
 from gnnpred.training.report import contrast_lines
-from tests.helpers.corpus import corpus_of, measurement, track_result
+from tests.helpers.measured_rows import corpus_of, measurement, track_result
 
 pytestmark = pytest.mark.train
 
