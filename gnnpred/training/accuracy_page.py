@@ -10,7 +10,7 @@ from gnnpred.training.goals import goal_lines
 from gnnpred.training.plots import PLOTTED_TRACKS
 from gnnpred.training.readme_section import SECTION_BEGIN, SHORT_TITLES, readme_section, with_readme_section
 from gnnpred.training.report import PREDICTORS, TITLES, contrast_lines, ordered_precisions
-from gnnpred.training.worst_rows import MIN_LIFT, WORST_SHARE
+from gnnpred.training.worst_rows import MAX_CHANCE, MIN_LIFT, WORST_SHARE
 
 HELD_OUT = {
     "architecture": "Every variant of a network (by its ops and weight shapes, whatever the input size and number of "
@@ -177,7 +177,8 @@ def _worst_section(track: str, entry: dict[str, Any]) -> list[str]:
         "",
         f"Off by the largest factor, either way. A reason is a computed property of the row and of its training rows, "
         f"given only where it is at least {MIN_LIFT:g} times as frequent in the worst {WORST_SHARE:.0%} of the track "
-        "as in all of it; it may still not be the cause.",
+        f"as in all of it, which chance would bring about in less than {MAX_CHANCE:.1%} of cases. It may still not be "
+        "the cause.",
         "",
         "| model, batch | GPU, precision | source, software | measured ms | predicted ms | factor | reasons |",
         "|---|---|---|---:|---:|---:|---|",
@@ -192,15 +193,17 @@ def _worst_section(track: str, entry: dict[str, Any]) -> list[str]:
         "",
         f"The reasons, checked on all rows of the track ({title}):",
         "",
-        "| reason | rows | of all % | of the worst 5 % % | MAPE with | MAPE without |",
-        "|---|---:|---:|---:|---:|---:|",
+        f"| reason | given | rows | % of all | % of the worst {WORST_SHARE:.0%} | MAPE with | MAPE without |",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
     for reason in entry["reasons"]:
         without = reason["mape_without_pct"]
-        lines.append(
-            f"| {reason['reason']} | {reason['n']:,} | {reason['share_pct']:.1f} | {reason['share_of_worst_pct']:.1f} "
-            f"| {reason['mape_with_pct']:.1f} | {'-' if without is None else f'{without:.1f}'} |"
-        )
+        cells = (
+            reason["reason"], "yes" if reason["is_given"] else "no", f"{reason['n']:,}", f"{reason['share_pct']:.1f}",
+            f"{reason['share_of_worst_pct']:.1f}", f"{reason['mape_with_pct']:.1f}",
+            "-" if without is None else f"{without:.1f}",
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
 

@@ -18,14 +18,12 @@ MAX_UNSEEN_KIND_SHARE = 0.02
 _TOLERANCE = 1e-6
 
 
-def node_rows(rows: FlatRows) -> np.ndarray:
-    """(num_nodes,) int64: the row of each node."""
-    return np.repeat(np.arange(rows.num_rows), np.diff(rows.node_start))
-
-
-def node_roofline_ms(rows: FlatRows) -> np.ndarray:
-    """(num_nodes,) float64: roofline time of each node, all that it stands for."""
-    return rows.physics_ms.sum(1).astype(np.float64) * rows.count
+def roofline_by_class(rows: FlatRows, class_idx: np.ndarray, num_classes: int) -> np.ndarray:
+    """(num_rows, num_classes) float64 ms: roofline time of each row's nodes by their class; class_idx (num_nodes,)."""
+    row_of_node = np.repeat(np.arange(rows.num_rows), np.diff(rows.node_start))
+    roofline_ms = rows.physics_ms.sum(1).astype(np.float64) * rows.count
+    slot = row_of_node * num_classes + class_idx
+    return np.bincount(slot, roofline_ms, minlength=rows.num_rows * num_classes).reshape(-1, num_classes)
 
 
 def out_of_range(corpus: Corpus, fold: Fold) -> np.ndarray:
@@ -38,13 +36,10 @@ def out_of_range(corpus: Corpus, fold: Fold) -> np.ndarray:
         low, high = np.quantile(column[training], RANGE_QUANTILES)
         flags |= (column[fold.test_idx] < low - _TOLERANCE) | (column[fold.test_idx] > high + _TOLERANCE)
     flags |= ~np.isin(corpus.precisions[fold.test_idx], np.unique(corpus.precisions[fold.train_idx]))
-    row_of_node = node_rows(corpus.aware)
-    is_known = np.zeros(NUM_KINDS, bool)
-    is_known[corpus.aware.kind_idx[np.isin(row_of_node, fold.train_idx)]] = True
-    roofline = node_roofline_ms(corpus.aware)
-    total = np.bincount(row_of_node, roofline, minlength=corpus.aware.num_rows)
-    unseen = np.bincount(row_of_node, roofline * ~is_known[corpus.aware.kind_idx], minlength=corpus.aware.num_rows)
-    return flags | (unseen[fold.test_idx] > MAX_UNSEEN_KIND_SHARE * total[fold.test_idx])
+    by_kind = roofline_by_class(corpus.aware, corpus.aware.kind_idx, NUM_KINDS)
+    is_known = (by_kind[fold.train_idx] > 0).any(0)
+    unseen_share = by_kind[fold.test_idx][:, ~is_known].sum(1) / by_kind[fold.test_idx].sum(1)
+    return flags | (unseen_share > MAX_UNSEEN_KIND_SHARE)
 
 
 def range_table(result: TrackResult, corpus: Corpus, folds: Sequence[Fold]) -> dict[str, Any]:

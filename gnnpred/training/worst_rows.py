@@ -1,9 +1,11 @@
 """The worst predicted rows of a track, and what about each of them could explain it.
 
 A reason is a property of the row and of what its fold trained on, computed for every row of the track, so that it can
-be checked: it is given for a bad row only where rows that have it are more frequent among the worst 5 % than among all.
+be checked: it is given for a bad row only where rows that have it are more frequent among the worst 5 % than among all,
+and by more than chance would bring about. (With invented errors of equal size everywhere, none is given.)
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +22,13 @@ from gnnpred.op_kinds import OP_KINDS
 from gnnpred.training.evaluate import TrackResult, source_family
 from gnnpred.training.experiments import Corpus, Fold
 from gnnpred.training.noise import RepeatNoise
-from gnnpred.training.ranges import node_roofline_ms, node_rows, out_of_range
+from gnnpred.training.ranges import out_of_range, roofline_by_class
 from gnnpred.training.trees import roofline_of, summed_features
 
 NUM_WORST_ROWS = 20
 WORST_SHARE = 0.05
 MIN_LIFT = 1.2  # how much more frequent among the worst rows a reason must be to be given
+MAX_CHANCE = 1e-3  # probability of so many among the worst, were they drawn at random
 MAX_REASONS = 3
 
 RARE_OP_FAMILIES = 3  # an op that fewer training families spend time on is rare
@@ -62,11 +65,16 @@ def worst_rows_table(
     is_worst = np.zeros(len(factor), bool)
     is_worst[order[: max(1, round(WORST_SHARE * len(factor)))]] = True
     lifts = {reason.text: _lift(reason.applies, is_worst) for reason in reasons}
+    given = {
+        reason.text
+        for reason in reasons
+        if lifts[reason.text] >= MIN_LIFT and chance_of(reason.applies, is_worst) <= MAX_CHANCE
+    }
     error_pct = np.abs(result.shipped_ms / measured - 1) * 100
     worst = []
     for i in order[:NUM_WORST_ROWS]:
         row = corpus.rows[result.row_idx[i]]
-        own = [r for r in reasons if r.applies[i] and lifts[r.text] >= MIN_LIFT]
+        own = [r for r in reasons if r.applies[i] and r.text in given]
         own.sort(key=lambda reason: -lifts[reason.text])
         worst.append(
             {
@@ -83,6 +91,7 @@ def worst_rows_table(
         "reasons": [
             {
                 "reason": reason.text,
+                "is_given": reason.text in given,
                 "n": int(reason.applies.sum()),
                 "share_pct": float(reason.applies.mean() * 100),
                 "share_of_worst_pct": float(reason.applies[is_worst].mean() * 100),
@@ -97,6 +106,21 @@ def worst_rows_table(
 
 def _lift(applies: np.ndarray, is_worst: np.ndarray) -> float:
     return float(applies[is_worst].mean() / applies.mean()) if applies.any() else 0.0
+
+
+def chance_of(applies: np.ndarray, is_worst: np.ndarray) -> float:
+    """Probability that as many rows of a random choice have the reason as of the worst: the hypergeometric tail."""
+    total, marked, drawn = len(applies), int(applies.sum()), int(is_worst.sum())
+    log_all = _log_choose(total, drawn)
+    return sum(
+        math.exp(_log_choose(marked, k) + _log_choose(total - marked, drawn - k) - log_all)
+        for k in range(int((applies & is_worst).sum()), min(marked, drawn) + 1)
+        if drawn - k <= total - marked
+    )
+
+
+def _log_choose(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
 def reasons_of(result: TrackResult, corpus: Corpus, folds: Sequence[Fold], noise: RepeatNoise) -> list[Reason]:
@@ -199,9 +223,7 @@ def _is_rare(corpus: Corpus, fold: Fold, shares: np.ndarray) -> np.ndarray:
 def op_class_shares(corpus: Corpus) -> tuple[np.ndarray, list[str]]:
     """(num_rows, num_classes) float64 share of each row's roofline time."""
     class_idx, names = op_classes(corpus)
-    rows = corpus.aware
-    slot = node_rows(rows) * len(names) + class_idx
-    time = np.bincount(slot, node_roofline_ms(rows), minlength=rows.num_rows * len(names)).reshape(-1, len(names))
+    time = roofline_by_class(corpus.aware, class_idx, len(names))
     return time / time.sum(1, keepdims=True), names
 
 

@@ -24,7 +24,7 @@ from gnnpred.training.readme_section import (
     with_readme_section,
 )
 from gnnpred.training.report import report_lines
-from gnnpred.training.worst_rows import reasons_of, worst_rows_table
+from gnnpred.training.worst_rows import chance_of, reasons_of, worst_rows_table
 from tests.helpers.measured_rows import corpus_of, measurement, track_result
 
 pytestmark = pytest.mark.train
@@ -32,8 +32,11 @@ ROOT = Path(__file__).resolve().parents[3]
 MARKED = f"# x\n\n{SECTION_BEGIN}\nold\n{SECTION_END}\n\nrest\n"
 
 
+NUM_ODD = 4
+
+
 def _corpus(num_rows: int = 240):
-    """Two families on two GPUs and two precisions, and one row of a GPU that nothing else has."""
+    """Two families on two GPUs and two precisions, and four rows on a GPU that nothing else has."""
     rows = [
         measurement(
             row_id=f"r{i}", family="ab"[i % 2], architecture=f"net{i % 4}", device=("RTX3090", "T4")[i // 2 % 2],
@@ -42,7 +45,10 @@ def _corpus(num_rows: int = 240):
         )
         for i in range(num_rows)
     ]  # fmt: skip
-    rows.append(measurement(row_id="odd", family="a", device="MI100", batch_size=4096, model="odd", step_time_ms=5.0))
+    rows += [
+        measurement(row_id="odd", family="a", device="MI100", batch_size=4096, model="odd", step_time_ms=5.0 + i)
+        for i in range(NUM_ODD)
+    ]
     return corpus_of(rows, fold_by_family={"a": 0, "b": 1}, with_blind=True)
 
 
@@ -54,7 +60,7 @@ def corpus():
 def _results(corpus, worst_factor: float = 8.0):
     rng = np.random.default_rng(0)
     predicted = corpus.target_ms * np.exp(rng.normal(0, 0.1, len(corpus.rows)))
-    predicted[-1] *= worst_factor
+    predicted[-NUM_ODD:] *= worst_factor
     names = {"ensemble": predicted, "gnn": predicted * 1.1, "trees": predicted * 0.9, "roofline": predicted * 2}
     return {
         **{track: track_result(corpus, track, names) for track in ("architecture", "family", "device")},
@@ -76,8 +82,8 @@ def table(results, corpus):
 
 def test_by_family_holds_each_family_once_and_adds_up(table):
     by_family = table["tracks"]["family"]["by_family"]
-    assert {name: s["n"] for name, s in by_family.items()} == {"a": 121, "b": 120}
-    assert sum(s["n"] for s in table["tracks"]["family"]["by_fold"].values()) == 241
+    assert {name: s["n"] for name, s in by_family.items()} == {"a": 124, "b": 120}
+    assert sum(s["n"] for s in table["tracks"]["family"]["by_fold"].values()) == 244
 
 
 def test_intervals_of_one_fold_come_from_the_other(corpus):
@@ -88,7 +94,7 @@ def test_intervals_of_one_fold_come_from_the_other(corpus):
     assert bounds[result.fold == 0] == pytest.approx(np.log(0.5))
     assert bounds[result.fold == 1] == pytest.approx(0)
     coverage = coverage_table(result, corpus, ["0", "1"])
-    assert coverage["all"] == {"n": 241, "share": 0.0}
+    assert coverage["all"] == {"n": 244, "share": 0.0}
     assert coverage["by_fold"]["1"] == {"n": 120, "share": 0.0}
 
 
@@ -96,8 +102,8 @@ def test_coverage_is_counted_by_precision_source_and_fold(results, corpus):
     coverage = coverage_table(results["family"], corpus, ["0", "1"])
     for key in ("by_precision", "by_source", "by_fold"):
         shares = coverage[key].values()
-        assert sum(s["n"] for s in shares) == 241
-        assert sum(s["n"] * s["share"] for s in shares) == pytest.approx(241 * coverage["all"]["share"])
+        assert sum(s["n"] for s in shares) == 244
+        assert sum(s["n"] * s["share"] for s in shares) == pytest.approx(244 * coverage["all"]["share"])
     assert 0.8 < coverage["all"]["share"] < 0.97
     assert coverage["median_low_factor"] < 1 < coverage["median_high_factor"]
 
@@ -118,9 +124,9 @@ def test_conformal_intervals_hold_the_middle_nine_tenths(results, corpus):
 def test_a_batch_beyond_the_training_rows_is_out_of_range_and_scored_apart(results, corpus):
     folds = list(folds_of(corpus, "family"))
     flagged = np.concatenate([out_of_range(corpus, fold) for fold in folds])
-    assert [corpus.rows[i].row_id for i in results["family"].row_idx[flagged]] == ["odd"]
+    assert [corpus.rows[i].row_id for i in results["family"].row_idx[flagged]] == ["odd"] * NUM_ODD
     scores = range_table(results["family"], corpus, folds)
-    assert scores["warned"]["n"] == 1
+    assert scores["warned"]["n"] == NUM_ODD
     assert scores["warned"]["mape_pct"] > 300
     assert scores["not_warned"]["n"] == 240
     assert scores["not_warned"]["mape_pct"] < 15
@@ -166,9 +172,25 @@ def test_reasons_say_how_rows_with_them_do(results, corpus):
     noise = repeat_noise(corpus.rows, corpus.rows)
     found = worst_rows_table(results["family"], corpus, list(folds_of(corpus, "family")), noise)
     generation = next(r for r in found["reasons"] if "generation" in r["reason"])
-    assert generation["n"] == 1
+    assert generation["n"] == NUM_ODD
     assert generation["mape_with_pct"] > 300 > generation["mape_without_pct"]
-    assert generation["share_of_worst_pct"] == pytest.approx(100 / 12)  # one of the worst 5 % of 241
+    assert generation["share_of_worst_pct"] == pytest.approx(100 * NUM_ODD / 12)  # of the worst 5 % of 244
+
+
+def test_errors_that_nothing_explains_get_no_reason(corpus):
+    results = _results(corpus, worst_factor=1.0)
+    noise = repeat_noise(corpus.rows, corpus.rows)
+    found = worst_rows_table(results["family"], corpus, list(folds_of(corpus, "family")), noise)
+    assert not any(reason["is_given"] for reason in found["reasons"])
+    assert all(row["reasons"] == [] for row in found["worst_rows"])
+
+
+def test_chance_is_the_hypergeometric_tail():
+    # 2 marked of 4, 2 drawn: both marked in 1 of 6 draws, at least one in 5 of 6
+    worst = np.array([True, True, False, False])
+    assert chance_of(np.array([True, True, False, False]), worst) == pytest.approx(1 / 6)
+    assert chance_of(np.array([True, False, True, False]), worst) == pytest.approx(5 / 6)
+    assert chance_of(np.ones(4, bool), worst) == pytest.approx(1)
 
 
 def test_noise_is_slowest_over_fastest_of_the_repeats_of_one_row():
