@@ -80,6 +80,8 @@ def accuracy_page(table: dict[str, Any], *, plots: str) -> str:
     for track in ("architecture", "family", "device"):
         if track in table["tracks"]:
             lines += ["", *_track_section(track, table["tracks"][track], plots=plots)]
+    if table.get("kernels"):
+        lines += ["", *_kernel_section(table["kernels"])]
     if "random" in table["tracks"]:
         entry = table["tracks"]["random"]
         own = entry["overall"][entry["shipped"]]
@@ -205,6 +207,31 @@ def _worst_section(track: str, entry: dict[str, Any]) -> list[str]:
         )  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
+
+
+def _kernel_section(kernels: dict[str, Any]) -> list[str]:
+    lines = [
+        "## Single kernels on unseen GPUs",
+        "",
+        "The network of each held-out GPU on that GPU's timed kernels, which it did not see either. Baseline: roofline "
+        "time times the median ratio of the op kind on the other GPUs.",
+        "",
+        "| kernels | n | MAPE | median | p90 | bias | baseline MAPE |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    rows = [("**all**", kernels["all"] | {"baseline_mape_pct": kernels["baseline"]["mape_pct"]})]
+    for key, word in (("by_kind", ""), ("by_precision", "precision "), ("by_device", "")):
+        rows += [(f"{word}{name}", summary) for name, summary in kernels[key].items()]
+    lines += [
+        f"| {name} | {s['n']:,} | {s['mape_pct']:.1f} | {s['median_pct']:.1f} | {s['p90_pct']:.1f} "
+        f"| {s['bias_pct']:+.1f} | {s['baseline_mape_pct']:.1f} |"
+        for name, s in rows
+    ]
+    return [
+        *lines,
+        "",
+        "**Does not show** steps: there kernels share caches, launches and clocks. The trees have no part in this.",
+    ]
 
 
 def _noise_section(table: dict[str, Any]) -> list[str]:

@@ -26,6 +26,7 @@ from gnnpred.training.experiments import (
     train_folds,
 )
 from gnnpred.training.intervals import conformal_intervals
+from gnnpred.training.kernel_errors import kernel_table
 from gnnpred.training.plots import write_parity_plots
 from gnnpred.training.release import write_checkpoint
 from gnnpred.training.report import write_report
@@ -215,6 +216,8 @@ def evaluate_recipe(
             corpus, track, settings, folds, with_baselines=not track.startswith("blind"), on_fold=count
         )
     table = results_table(results, corpus, name=name, all_rows=load_rows(datasets))
+    if "device" in results:
+        table["kernels"] = kernel_table(corpus, list(folds_of(corpus, "device")), settings, folds)
     if tracks is None or "family" in results:
         out.mkdir(parents=True, exist_ok=True)
         _write_json(out / ERRORS_FILE, table)
