@@ -13,10 +13,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gnnpred.calibration_runs import calibrate
     from gnnpred.checkpoint import Checkpoint, load_checkpoint
     from gnnpred.errors import GnnpredError, UsageError
     from gnnpred.graph import OpGraph
     from gnnpred.hardware import DeviceSpec, find_device, list_devices, load_device_file
+    from gnnpred.inference_correction import MeasuredInference
     from gnnpred.job import ActivationRule, JobSpec, Phase, Precision
     from gnnpred.prediction import OpPrediction, Prediction
     from gnnpred.predictor import Predictor, predict, read_canonical
@@ -29,6 +31,7 @@ __all__ = [
     "DeviceSpec",
     "GnnpredError",
     "JobSpec",
+    "MeasuredInference",
     "OpGraph",
     "OpPrediction",
     "Phase",
@@ -37,6 +40,7 @@ __all__ = [
     "Predictor",
     "UsageError",
     "__version__",
+    "calibrate",
     "find_device",
     "list_devices",
     "load_checkpoint",
@@ -55,6 +59,7 @@ _MODULE_BY_NAME = {
     "find_device": "hardware",
     "list_devices": "hardware",
     "load_device_file": "hardware",
+    "MeasuredInference": "inference_correction",
     "ActivationRule": "job",
     "JobSpec": "job",
     "Phase": "job",
@@ -64,6 +69,7 @@ _MODULE_BY_NAME = {
     "Predictor": "predictor",
     "predict": "predictor",
     "read_canonical": "predictor",
+    "calibrate": "calibration_runs",
 }
 
 

@@ -3,7 +3,8 @@
 A checkpoint is a folder of ``model.onnx`` (weights and network), ``trees.onnx`` (boosted trees, where the card gives
 them a weight), ``card.json`` (what it was trained on, its
 feature schema, its error intervals) and ``golden.json`` (an example input with its expected answer, run again at
-every load). Nothing in it is a pickle.
+every load); after ``gnnpred calibrate`` also ``calibration.json`` (measured runs of the user's own machine, which
+correct the answer). Nothing in it is a pickle.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from gnnpred.calibration import CALIBRATION_FILE, Calibration, CalibrationRun, Correction
 from gnnpred.costs import OpCost
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.features import (
@@ -46,6 +48,8 @@ class ComputeTimes:
     compute_ms: float
     interval_factors: tuple[float, float]  # 90 %: step time is between these multiples of the prediction
     warnings: tuple[str, ...]
+    traits: CalibrationRun | None = None  # what a calibration reads of this prediction
+    correction: Correction | None = None  # by a calibration; it is in the times and the interval already
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class CheckpointCard:
     model_sha256: str
     trees_sha256: str  # "" without trees
     tree_weight: float  # share of the trees in the geometric mean of the step time
+    calibration_sha256: str  # "" without calibration
     devices: tuple[str, ...]  # seen in training: their specification may be used by the network
     default_framework_version: str
     known_kinds: tuple[str, ...]
@@ -78,6 +83,7 @@ class CheckpointCard:
             model_sha256=content["model_sha256"],
             trees_sha256=content.get("trees_sha256", ""),
             tree_weight=content.get("tree_weight", 0.0),
+            calibration_sha256=content.get("calibration_sha256", ""),
             devices=tuple(content["devices"]),
             default_framework_version=content["default_framework_version"],
             known_kinds=tuple(content["known_kinds"]),
@@ -125,7 +131,12 @@ def load_checkpoint(name_or_path: str | Path | None = None) -> "Checkpoint":
         )
     model_bytes = _read_verified(folder / "model.onnx", card.model_sha256)
     trees_bytes = _read_verified(folder / "trees.onnx", card.trees_sha256) if card.trees_sha256 else b""
-    checkpoint = Checkpoint(card, model_bytes, trees_bytes)
+    calibration = None
+    if card.calibration_sha256:
+        path = folder / CALIBRATION_FILE
+        content = _parse_json(_read_verified(path, card.calibration_sha256), path)
+        calibration = Calibration.from_json(content, where=str(path))
+    checkpoint = Checkpoint(card, model_bytes, trees_bytes, calibration)
     _check_golden(checkpoint, _read_json(folder / "golden.json"))
     return checkpoint
 
@@ -134,7 +145,7 @@ def _read_verified(path: Path, sha256: str) -> bytes:
     name = path.parent.name
     try:
         if path.stat().st_size > _MAX_MODEL_BYTES:
-            raise GnnpredError(f"checkpoint model {path} is larger than {_MAX_MODEL_BYTES // 2**20} MiB")
+            raise GnnpredError(f"checkpoint file {path} is larger than {_MAX_MODEL_BYTES // 2**20} MiB")
         content = path.read_bytes()
     except OSError as error:
         raise GnnpredError(f"checkpoint {name!r} has no readable {path.name}: {error.strerror}") from error
@@ -147,9 +158,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_CARD_BYTES:
             raise GnnpredError(f"{path} is larger than {_MAX_CARD_BYTES // 2**20} MiB")
-        return json.loads(path.read_text(encoding="utf-8"))
+        return _parse_json(path.read_bytes(), path)
     except OSError as error:
         raise GnnpredError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _parse_json(content: bytes, path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(content)
     except ValueError as error:
         raise GnnpredError(f"{path} is not valid JSON: {error}") from error
 
@@ -157,10 +173,23 @@ def _read_json(path: Path) -> dict[str, Any]:
 class Checkpoint:
     """A loaded checkpoint: holds the onnxruntime sessions."""
 
-    def __init__(self, card: CheckpointCard, model_bytes: bytes, trees_bytes: bytes = b"") -> None:
+    def __init__(
+        self,
+        card: CheckpointCard,
+        model_bytes: bytes,
+        trees_bytes: bytes = b"",
+        calibration: Calibration | None = None,
+    ) -> None:
         self.card = card
+        self.calibration = calibration
         self._model_bytes = model_bytes
         self._trees_bytes = trees_bytes
+
+    def without_calibration(self) -> "Checkpoint":
+        """The same networks with what training knew alone."""
+        if self.calibration is None:
+            return self
+        return Checkpoint(self.card, self._model_bytes, self._trees_bytes)
 
     @cached_property
     def _session(self):
@@ -192,10 +221,9 @@ class Checkpoint:
 
     def _trees_ms(self, arrays: GraphArrays) -> float:
         """Step time by the trees: they correct the roofline of the whole graph."""
-        first = np.zeros(1, np.int64)
-        summary = summarise_graphs(arrays.node_features, arrays.physics_ms, arrays.count, arrays.globals[None], first)
-        (log_ratio,) = self._trees_session.run(["log_ratio"], {"features": summary})
-        return float(roofline_ms(arrays.physics_ms, arrays.count, first)[0] * np.exp(log_ratio[0, 0]))
+        (log_ratio,) = self._trees_session.run(["log_ratio"], {"features": _summary(arrays)})
+        roofline = roofline_ms(arrays.physics_ms, arrays.count, np.zeros(1, np.int64))[0]
+        return float(roofline * np.exp(log_ratio[0, 0]))
 
     def predict(
         self, graph: OpGraph, costs: Sequence[OpCost], job: JobSpec, *, structure: GraphStructure | None = None
@@ -209,7 +237,16 @@ class Checkpoint:
             raise GnnpredError(f"{graph.name or 'the graph'} has no op that costs time: nothing to predict")
         arrays = encode(structure, job)
         known = job.device.name in self.card.devices
+        traits = CalibrationRun.of_summary(
+            _summary(arrays)[0],
+            device=job.device.name,
+            is_known_device=known,
+            interval_log=self._regime_interval(f"{job.precision}"),
+        )
+        correction = self.calibration.correct(traits) if self.calibration else None
         node_ms, compute_ms = self.run(arrays, specs_known=known)
+        if correction:
+            compute_ms *= correction.factor
         counted = structure.op_node_idx >= 0
         op_ms = np.zeros(len(graph.ops))
         op_ms[counted] = (
@@ -221,21 +258,40 @@ class Checkpoint:
         return ComputeTimes(
             op_ms=op_ms,
             compute_ms=compute_ms,
-            interval_factors=self._interval(job, known=known),
-            warnings=tuple(self._range_warnings(arrays, op_ms, graph, job, known=known)),
+            interval_factors=self._interval(job, correction, known=known),
+            warnings=tuple(self._range_warnings(arrays, op_ms, graph, job, correction, known=known)),
+            traits=traits,
+            correction=correction,
         )
 
-    def _interval(self, job: JobSpec, *, known: bool) -> tuple[float, float]:
+    def _interval(self, job: JobSpec, correction: Correction | None, *, known: bool) -> tuple[float, float]:
         regime = f"{job.precision}" if known else "unseen_device"
-        low, high = self.card.interval_log.get(regime) or self.card.interval_log["all"]
+        low, high = correction.interval_log if correction else self._regime_interval(regime)
         return float(np.exp(low)), float(np.exp(high))
 
+    def _regime_interval(self, regime: str) -> tuple[float, float]:
+        """5 % and 95 % quantile of log(measured / predicted) in a regime; those of all rows where it has none."""
+        return self.card.interval_log.get(regime) or self.card.interval_log["all"]
+
     def _range_warnings(
-        self, arrays: GraphArrays, op_ms: np.ndarray, graph: OpGraph, job: JobSpec, *, known: bool
+        self,
+        arrays: GraphArrays,
+        op_ms: np.ndarray,
+        graph: OpGraph,
+        job: JobSpec,
+        correction: Correction | None,
+        *,
+        known: bool,
     ) -> list[str]:
         """What of this graph and job lies outside what the checkpoint has seen."""
         warnings = []
-        if not known:
+        if not known and correction:
+            runs = f"{correction.num_runs} run{'s' * (correction.num_runs > 1)}"
+            warnings.append(
+                f"no measured run on {job.device.name} was in training: the answer rests on its specification and on "
+                f"the {runs} of the calibration"
+            )
+        elif not known:
             warnings.append(
                 f"no measured run on {job.device.name} was in training: the answer rests on its specification alone"
             )
@@ -263,6 +319,12 @@ class Checkpoint:
             if high <= 0:
                 warnings.append(f"no training run had precision {job.precision}: it is extrapolated from the others")
         return warnings
+
+
+def _summary(arrays: GraphArrays) -> np.ndarray:
+    """(1, len(SUMMARY_FEATURE_NAMES)) float32."""
+    first = np.zeros(1, np.int64)
+    return summarise_graphs(arrays.node_features, arrays.physics_ms, arrays.count, arrays.globals[None], first)
 
 
 def _open_session(model_bytes: bytes):

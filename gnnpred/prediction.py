@@ -1,12 +1,13 @@
 """What a prediction says: the step, its parts, and every op of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from gnnpred.calibration import CalibrationRun, Correction
 from gnnpred.costs import CostState, OpCost
 from gnnpred.graph import Component, DType, Op, OpGraph, OpPhase
 from gnnpred.job import JobSpec, Phase
@@ -29,6 +30,17 @@ class OpPrediction:
     cost_state: CostState
     repeats: int
     predicted_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceCorrection:
+    """How a measured forward pass of the same model changed the prediction of its training step."""
+
+    measured_ms: float
+    predicted_ms: float  # the forward pass as it was predicted
+    batch_size: int
+    precision: str
+    factor: float  # multiplies the compute time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +67,9 @@ class Prediction:
     graph: OpGraph = field(repr=False)  # canonical, lowered, with backward
     costs: tuple[OpCost, ...] = field(repr=False)
     op_ms: np.ndarray = field(repr=False)  # (num_ops,) float64, sums to compute_time_ms
+    traits: CalibrationRun | None = field(default=None, repr=False)  # what a calibration reads of this step
+    calibration: Correction | None = None  # by the user's own runs; in all times already
+    measured_inference: InferenceCorrection | None = None  # by a measured forward pass; in all times already
 
     @property
     def coverage(self) -> float:
@@ -114,6 +129,17 @@ class Prediction:
             "memory_estimate_gib": self.memory_estimate_gib,
             "warnings": list(self.warnings),
             "checkpoint": self.checkpoint,
+            "calibration": self._calibration_dict(),
+            "measured_inference": asdict(self.measured_inference) if self.measured_inference else None,
+        }
+
+    def _calibration_dict(self) -> dict[str, Any] | None:
+        if self.calibration is None:
+            return None
+        return {
+            "factor": self.calibration.factor,
+            "num_runs": self.calibration.num_runs,
+            "num_models": self.calibration.num_groups,
         }
 
 

@@ -14,9 +14,10 @@ import numpy as np
 from gnnpred.costs import CostState, OpCost, op_costs
 from gnnpred.errors import GnnpredError
 from gnnpred.graph import OpGraph, OpPhase
+from gnnpred.inference_correction import MeasuredInference, correct_by_inference, inference_job, step_interval_factors
 from gnnpred.job import JobSpec, Phase, resolve_precision
 from gnnpred.memory import estimate_memory_gib
-from gnnpred.prediction import Prediction
+from gnnpred.prediction import InferenceCorrection, Prediction
 from gnnpred.software import has_foreach_optimizer
 
 if TYPE_CHECKING:
@@ -32,13 +33,15 @@ def predict(
     *,
     dims: Mapping[str, int] | None = None,
     checkpoint: str | Path | None = None,
+    measured_inference: MeasuredInference | None = None,
 ) -> Prediction:
     """Predict one training step of an ONNX file or op graph.
 
-    ``dims`` binds symbolic dimensions other than the batch. Raises GnnpredError (bad file) or
+    ``dims`` binds symbolic dimensions other than the batch. ``measured_inference`` is a timed forward pass of
+    the same model, GPU and software, which corrects the answer. Raises GnnpredError (bad file) or
     UsageError (a job that cannot be). For many predictions hold a :class:`Predictor`.
     """
-    return Predictor(checkpoint).predict(model, job, dims=dims)
+    return Predictor(checkpoint).predict(model, job, dims=dims, measured_inference=measured_inference)
 
 
 class Predictor:
@@ -57,9 +60,15 @@ class Predictor:
         self._prepared_cache: OrderedDict[tuple, tuple[OpGraph, PreparedGraph]] = OrderedDict()
 
     def predict(
-        self, model: str | Path | OpGraph, job: JobSpec, *, dims: Mapping[str, int] | None = None
+        self,
+        model: str | Path | OpGraph,
+        job: JobSpec,
+        *,
+        dims: Mapping[str, int] | None = None,
+        measured_inference: MeasuredInference | None = None,
     ) -> Prediction:
         """One predicted step; see :func:`predict`."""
+        forward_job = inference_job(job, measured_inference) if measured_inference else None
         job, job_notes = self._completed(job)
         with _without_garbage_collection():
             if isinstance(model, OpGraph):
@@ -71,13 +80,28 @@ class Predictor:
             prepared = self._prepare(graph, job)
             structure = prepared.structure
         times = self.checkpoint.predict(prepared.graph, prepared.costs, job, structure=structure)
+        job = replace(job, batch_size=prepared.graph.batch_size or job.batch_size or 1)
+        applied = None
+        if measured_inference and forward_job:
+            # the job's own batch where none was given: by now it is known also where it comes from the file
+            forward_job = replace(forward_job, batch_size=forward_job.batch_size or job.batch_size)
+            forward = self.predict(model, forward_job, dims=dims)
+            applied, correction_notes = correct_by_inference(measured_inference, forward)
+            job_notes += correction_notes
+            times = replace(
+                times,
+                op_ms=times.op_ms * applied.factor,
+                compute_ms=times.compute_ms * applied.factor,
+                interval_factors=step_interval_factors(times.interval_factors),
+            )
         return _assemble(
             prepared,
-            replace(job, batch_size=prepared.graph.batch_size or job.batch_size or 1),
+            job,
             times,
             model=str(model) if not isinstance(model, OpGraph) else model.name,
             checkpoint=self.checkpoint.card.name,
             notes=job_notes,
+            applied=applied,
         )
 
     def _completed(self, job: JobSpec) -> tuple[JobSpec, list[str]]:
@@ -181,7 +205,14 @@ def prepare(graph: OpGraph, job: JobSpec) -> PreparedGraph:
 
 
 def _assemble(
-    prepared: PreparedGraph, job: JobSpec, times: "ComputeTimes", *, model: str, checkpoint: str, notes: list[str]
+    prepared: PreparedGraph,
+    job: JobSpec,
+    times: "ComputeTimes",
+    *,
+    model: str,
+    checkpoint: str,
+    notes: list[str],
+    applied: InferenceCorrection | None,
 ) -> Prediction:
     graph, costs = prepared.graph, prepared.costs
     compute_ms = float(times.compute_ms)
@@ -230,6 +261,9 @@ def _assemble(
         graph=graph,
         costs=costs,
         op_ms=op_ms,
+        traits=times.traits,
+        calibration=times.correction,
+        measured_inference=applied,
     )
 
 

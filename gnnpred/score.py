@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gnnpred.calibration import CalibrationRun
 from gnnpred.errors import GnnpredError
 from gnnpred.files import replaced_when_done
 from gnnpred.metrics import ErrorSummary, summarise_errors
@@ -32,6 +33,9 @@ class ScoredRow:
     predicted_ms: float | None
     interval_ms: tuple[float, float] | None
     problem: str  # "" where predicted
+    fixed_ms: float = 0.0  # part of predicted_ms that is communication: no property of the GPU's compute
+    num_parameters: int = 0
+    traits: CalibrationRun | None = None
 
     @property
     def error_pct(self) -> float | None:
@@ -126,7 +130,15 @@ def _score_row(line: int, row: dict[str, str], folder: Path, predictor: Predicto
     scale = predicted_ms / prediction.step_time_ms
     low, high = prediction.interval_90_ms
     return ScoredRow(
-        line=line, row=row, run=run, predicted_ms=predicted_ms, interval_ms=(low * scale, high * scale), problem=""
+        line=line,
+        row=row,
+        run=run,
+        predicted_ms=predicted_ms,
+        interval_ms=(low * scale, high * scale),
+        problem="",
+        fixed_ms=prediction.breakdown_ms["communication"],
+        num_parameters=prediction.num_parameters,
+        traits=prediction.traits,
     )
 
 

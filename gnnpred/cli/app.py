@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gnnpred.cli.calibrate import calibrate
 from gnnpred.cli.dataset import dataset_app
 from gnnpred.cli.devices import devices
 from gnnpred.cli.evaluate import evaluate
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(predict)
 app.command()(score)
+app.command()(calibrate)
 app.command()(inspect)
 app.command()(devices)
 app.command()(export)

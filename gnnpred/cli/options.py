@@ -1,7 +1,7 @@
 """Options that several commands share, and how they become a job."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,9 @@ from gnnpred.job import (
     Phase,
     Precision,
 )
+
+if TYPE_CHECKING:
+    from gnnpred.inference_correction import MeasuredInference
 
 Device = Annotated[
     str | None,
@@ -73,6 +76,20 @@ Dims = Annotated[
 CheckpointName = Annotated[
     str | None, typer.Option("--checkpoint", metavar="NAME|FOLDER", help="Default: the shipped base.")
 ]
+MeasuredInferenceMs = Annotated[
+    float | None,
+    typer.Option(
+        "--measured-inference-ms",
+        metavar="MS",
+        help="Timed forward pass (eval mode) of the same model on one GPU with the same software: corrects the step.",
+    ),
+]
+MeasuredBatch = Annotated[
+    int | None, typer.Option("--measured-batch", metavar="N", help="Batch of that forward pass. Default: the job's.")
+]
+MeasuredPrecision = Annotated[
+    str | None, typer.Option("--measured-precision", metavar="P", help="Its precision. Default: the job's.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -102,6 +119,21 @@ def compiler_of(name: str, *, compiled: bool) -> str:
     if compiled and name == "xla":
         raise UsageError("--compile is torch.compile and excludes --compiler xla")
     return "torch_compile" if compiled else name
+
+
+def measured_inference_of(
+    milliseconds: float | None, batch: int | None, precision: str | None
+) -> "MeasuredInference | None":
+    """What ``--measured-inference-ms`` and the options that describe it say; None without them."""
+    if milliseconds is None:
+        if batch is not None or precision is not None:
+            raise UsageError("--measured-batch and --measured-precision describe --measured-inference-ms: give it too")
+        return None
+    from gnnpred.inference_correction import MeasuredInference
+
+    return MeasuredInference(
+        ms=milliseconds, batch_size=batch, precision=Precision.parse(precision) if precision is not None else None
+    )
 
 
 def dims_of(texts: list[str] | None) -> dict[str, int]:

@@ -36,6 +36,9 @@ def predict(
     inter_node: opt.InterNode = "",
     dim: opt.Dims = None,
     checkpoint: opt.CheckpointName = None,
+    measured_inference_ms: opt.MeasuredInferenceMs = None,
+    measured_batch: opt.MeasuredBatch = None,
+    measured_precision: opt.MeasuredPrecision = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Predict the time of one training iteration of an ONNX model."""
@@ -61,9 +64,10 @@ def predict(
         inter_node=inter_node,
     )
     dims = opt.dims_of(dim)
+    measured = opt.measured_inference_of(measured_inference_ms, measured_batch, measured_precision)
     from gnnpred.predictor import predict as predict_step
 
-    prediction = predict_step(model, job, dims=dims, checkpoint=checkpoint)
+    prediction = predict_step(model, job, dims=dims, checkpoint=checkpoint, measured_inference=measured)
     if as_json:
         import json
 
@@ -132,6 +136,20 @@ def _summary_table(prediction: "Prediction", *, device_was_chosen: bool, batch_w
     table.add_row("memory", f"about {prediction.memory_estimate_gib:.3g} GiB (estimate)")
     table.add_row("coverage", f"{prediction.coverage:.1%} of the work has a cost formula")
     table.add_row("checkpoint", prediction.checkpoint)
+    if prediction.calibration:
+        own = prediction.calibration
+        table.add_row(
+            "calibrated",
+            f"x {own.factor:.3g} by {own.num_runs} run{'s' * (own.num_runs != 1)} of {own.num_groups} "
+            f"model{'s' * (own.num_groups != 1)} on {job.device.name}",
+        )
+    if prediction.measured_inference:
+        applied = prediction.measured_inference
+        table.add_row(
+            "corrected",
+            f"x {applied.factor:.3g}: forward pass measured {milliseconds(applied.measured_ms)}, predicted "
+            f"{milliseconds(applied.predicted_ms)} (batch {applied.batch_size}, {applied.precision})",
+        )
     return table
 
 

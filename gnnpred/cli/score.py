@@ -19,6 +19,10 @@ def score(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the rows with predicted_ms beside them.")
     ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option("--calibrate", help="Also show the errors after calibrating to these runs, by cross-validation."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare predictions with measured runs, by GPU and precision and over all."""
@@ -26,15 +30,29 @@ def score(
     from gnnpred.predictor import Predictor
     from gnnpred.score import score_runs, write_predictions
 
-    report = score_runs(runs, predictor=Predictor(checkpoint))
+    predictor = Predictor(checkpoint)
+    gain = None
+    if calibrate:
+        from gnnpred.calibration_runs import score_with_gain
+
+        report, gain = score_with_gain(runs, predictor=predictor)
+    else:
+        report = score_runs(runs, predictor=predictor)
     if out is not None:
         write_predictions(report, out)
     if as_json:
         import json
 
-        typer.echo(json.dumps(report.as_dict(), indent=1))
+        content = {**report.as_dict(), "calibration": gain.as_dict()} if gain else report.as_dict()
+        typer.echo(json.dumps(content, indent=1))
     else:
         _print_report(report)
+        if gain:
+            from gnnpred.cli.calibrate import print_gain
+            from gnnpred.cli.render import console
+
+            console().print()
+            print_gain(gain)
     if report.overall is None:
         reason = next(iter(report.problems))
         raise GnnpredError(f"none of the {len(report.rows)} rows of {runs} could be scored; the first reason: {reason}")
@@ -43,6 +61,7 @@ def score(
 def _print_report(report: "ScoreReport") -> None:
     from rich.table import Table
 
+    from gnnpred.cli.calibrate import figures
     from gnnpred.cli.render import console, plain
 
     out = console()
@@ -53,9 +72,9 @@ def _print_report(report: "ScoreReport") -> None:
         for name in ("n", "MAPE %", "median %", "p90 %", "bias %"):
             table.add_column(name, justify="right")
         for key, summary in report.groups:
-            table.add_row(key["gpu"], key["precision"], *_figures(summary))
+            table.add_row(key["gpu"], key["precision"], *figures(summary))
         table.add_section()
-        table.add_row("all", "", *_figures(report.overall), style="bold")
+        table.add_row("all", "", *figures(report.overall), style="bold")
         out.print(table)
         out.print(f"\n90 % interval holds {report.interval_coverage:.0%} of the measured times; {report.checkpoint}")
     scored = report.overall.n if report.overall else 0
@@ -69,13 +88,3 @@ def _print_report(report: "ScoreReport") -> None:
             )
     for note, count in report.as_dict()["reading_notes"].items():
         out.print(f"! {count} rows: {plain(note)}")
-
-
-def _figures(summary) -> tuple[str, ...]:
-    return (
-        str(summary.n),
-        f"{summary.mape_pct:.1f}",
-        f"{summary.median_pct:.1f}",
-        f"{summary.p90_pct:.1f}",
-        f"{summary.bias_pct:+.1f}",
-    )

@@ -18,10 +18,10 @@ LAYERS = (
     ("hardware",),
     ("job",),
     ("onnx_io", "passes", "costs", "memory", "metrics"),
-    ("features", "graph_summary", "communication"),
+    ("features", "graph_summary", "communication", "calibration"),
     ("checkpoint",),
-    ("prediction", "predictor", "runs"),
-    ("score", "model_sources", "export", "corpus"),
+    ("prediction", "inference_correction", "predictor", "runs"),
+    ("score", "calibration_runs", "model_sources", "export", "corpus"),
     ("training",),
     ("cli",),
 )

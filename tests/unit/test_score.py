@@ -24,7 +24,9 @@ class TenMilliseconds:
         if model.name == "broken.onnx":
             raise GnnpredError("broken.onnx is not an ONNX file")
         parts = {"forward": 3.0, "backward": 5.0, "optimizer": 1.5, "communication": 0.5}
-        return SimpleNamespace(step_time_ms=10.0, interval_90_ms=(8.0, 13.0), breakdown_ms=parts)
+        return SimpleNamespace(
+            step_time_ms=10.0, interval_90_ms=(8.0, 13.0), breakdown_ms=parts, num_parameters=1, traits=None
+        )
 
 
 @pytest.fixture
