@@ -197,8 +197,12 @@ def _summary_with_worst(
 
 def _errors_of_configurations(
     corpus: Corpus, row_idx: np.ndarray, predicted: dict[str, np.ndarray]
-) -> dict[str, dict[str, Any]]:
-    """Errors on configurations measured in two precisions or more, beside the best that ignoring precision can do."""
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Predictor -> group -> errors on configurations measured in two precisions or more, fp64 aside.
+
+    There nothing but precision tells the rows of a configuration apart; elsewhere a blind predictor can guess it from
+    the setup (a source that ran one GPU and software in mixed precision alone). The oracle is the best it can do.
+    """
     configurations = [list(found.values()) for found in _configurations(corpus, row_idx, with_fp64=False)]
     if not configurations:
         return {}
@@ -206,7 +210,13 @@ def _errors_of_configurations(
     oracle = np.concatenate([np.full(len(c), np.exp(np.log(corpus.target_ms[c]).mean())) for c in configurations])
     position = np.searchsorted(row_idx, chosen)
     by_predictor = {BLIND_ORACLE: oracle, **{name: values[position] for name, values in predicted.items()}}
+    is_half = np.isin(corpus.precisions[chosen], HALF_PRECISIONS)
+    groups = {"all": np.ones(len(chosen), bool), "full": ~is_half, "half": is_half}
     return {
-        name: _summary_with_worst(corpus, chosen, values, corpus.target_ms[chosen])
+        name: {
+            group: _summary_with_worst(corpus, chosen[mask], values[mask], corpus.target_ms[chosen[mask]])
+            for group, mask in groups.items()
+            if mask.any()
+        }
         for name, values in by_predictor.items()
     }

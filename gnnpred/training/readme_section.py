@@ -94,21 +94,26 @@ def _sentences(track: str, entry: dict[str, Any]) -> Iterator[str]:
     yield f"{title}: " + "; ".join(parts) + "."
 
 
+def _with_worst(summary: dict[str, Any]) -> str:
+    return f"{summary['mape_pct']:.1f} % (worst {summary['worst_pct']:+.0f} %)"
+
+
 def _contrast_sentence(contrast: dict[str, Any]) -> str:
     text = ""
     variation = contrast["variation"].get("without_fp64")
     if variation:
         text = (
             f"Precision alone changes a step by a factor of {variation['all']['median']:.2f} (median of "
-            f"{variation['all']['n']:,} configurations; p90 {variation['all']['p90']:.2f}). "
+            f"{variation['all']['n']:,} configurations measured in several; p90 {variation['all']['p90']:.2f}). "
         )
-    errors = {name: by_group["half"] for name, by_group in contrast["errors"].items() if "half" in by_group}
-    if {"gnn", "blind", "blind_fp32"} <= set(errors):
+    repeated = contrast["repeated_configurations"]
+    errors = {name: by_group["half"] for name, by_group in repeated.items() if "half" in by_group}
+    if {"gnn", "blind", "blind_fp32", "blind_oracle"} <= set(errors):
         own = errors.get("gnn_one", errors["gnn"])
         text += (
-            f"On half-precision rows of unseen families one network alone errs by {own['mape_pct']:.1f} % (worst "
-            f"{own['worst_pct']:+.0f} %), one without precision by {errors['blind']['mape_pct']:.1f} % (worst "
-            f"{errors['blind']['worst_pct']:+.0f} %), and by {errors['blind_fp32']['mape_pct']:.1f} % (worst "
-            f"{errors['blind_fp32']['worst_pct']:+.0f} %) where it learnt from fp32 and tf32 runs alone."
+            f"On their {own['n']:,} half-precision rows (families unseen) one network alone errs by "
+            f"{_with_worst(own)}, one without precision by {_with_worst(errors['blind'])}, one without it that learnt "
+            f"from fp32 and tf32 runs alone by {_with_worst(errors['blind_fp32'])}; knowing each configuration's "
+            f"measured mean but not the precision would err by {errors['blind_oracle']['mape_pct']:.1f} %."
         )
     return text.strip()

@@ -74,10 +74,17 @@ def test_errors_by_precision_name_the_worst_row_with_its_sign(results, corpus):
 
 def test_the_best_blind_predictor_knows_the_mean_of_the_configuration(results, corpus):
     repeated = contrast_table(results, corpus)["repeated_configurations"]
-    assert repeated["blind_oracle"]["n"] == 5  # fp64 and the row without a partner are out
+    assert repeated["blind_oracle"]["all"]["n"] == 5  # fp64 and the row without a partner are out
     expected = [20 / 40, 1, 20 / 10, (30 * 36) ** 0.5 / 30, (30 * 36) ** 0.5 / 36]
-    assert repeated["blind_oracle"]["mape_pct"] == pytest.approx(np.mean(np.abs(np.array(expected) - 1)) * 100)
-    assert repeated["ensemble"]["mape_pct"] == pytest.approx(10)
+    assert repeated["blind_oracle"]["all"]["mape_pct"] == pytest.approx(np.mean(np.abs(np.array(expected) - 1)) * 100)
+    assert repeated["ensemble"]["all"]["mape_pct"] == pytest.approx(10)
+
+
+def test_repeated_configurations_are_split_into_full_and_half(results, corpus):
+    blind = contrast_table(results, corpus)["repeated_configurations"]["blind"]
+    assert (blind["full"]["n"], blind["half"]["n"]) == (2, 3)
+    assert blind["full"]["mape_pct"] == pytest.approx((50 + 10) / 2)  # 20 for 40, 33 for 30
+    assert blind["half"]["mape_pct"] == pytest.approx((0 + 100 + (1 - 33 / 36) * 100) / 3)
 
 
 def test_a_predictor_that_scales_every_row_alike_has_the_right_ratio(results, corpus):
