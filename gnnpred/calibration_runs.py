@@ -21,6 +21,7 @@ from gnnpred.calibration import (
 )
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.files import replaced_when_done
+from gnnpred.hardware import DeviceSpec
 from gnnpred.metrics import ErrorSummary, summarise_errors
 from gnnpred.predictor import Predictor
 from gnnpred.score import ScoredRow, ScoreReport, score_runs
@@ -215,7 +216,9 @@ def _gain(used: Sequence[UsedRow], left_out: dict[str, int]) -> CalibrationGain 
     )
 
 
-def score_with_gain(path: str | Path, *, predictor: Predictor) -> tuple[ScoreReport, CalibrationGain]:
+def score_with_gain(
+    path: str | Path, *, predictor: Predictor, devices: Sequence[DeviceSpec] = ()
+) -> tuple[ScoreReport, CalibrationGain]:
     """:func:`score_runs`, and what calibrating to the same rows would gain.
 
     Raises UsageError for a checkpoint that is calibrated: its answers hold the rows that would be left out.
@@ -225,15 +228,21 @@ def score_with_gain(path: str | Path, *, predictor: Predictor) -> tuple[ScoreRep
             f"checkpoint {predictor.checkpoint.card.name!r} is calibrated already: --calibrate asks what calibrating "
             f"would gain, give --checkpoint {predictor.checkpoint.card.raw.get('calibrated_from', 'base')}"
         )
-    report = score_runs(path, predictor=predictor)
+    report = score_runs(path, predictor=predictor, devices=devices)
     return report, calibration_gain(report.rows)
 
 
 def calibrate(
-    runs: str | Path, out: str | Path, *, checkpoint: str | Path | None = None, overwrite: bool = False
+    runs: str | Path,
+    out: str | Path,
+    *,
+    checkpoint: str | Path | None = None,
+    devices: Sequence[DeviceSpec] = (),
+    overwrite: bool = False,
 ) -> CalibrationReport:
     """Adapt a checkpoint to the measured runs of a CSV and write it as a folder of its own.
 
+    ``devices`` are GPUs of the user's own that the CSV names and the list lacks.
     Devices of an earlier calibration of the same checkpoint stay as they are unless the runs name them again.
     Raises UsageError where ``out`` exists with something else in it.
     """
@@ -241,7 +250,7 @@ def calibrate(
     out = Path(out)
     _check_out(out, source, overwrite=overwrite)
     loaded = gnnpred.checkpoint.load_checkpoint(source)
-    report = score_runs(runs, predictor=Predictor(loaded.without_calibration()))
+    report = score_runs(runs, predictor=Predictor(loaded.without_calibration()), devices=devices)
     used, left_out = usable_rows(report.rows)
     _require_rows(used, left_out, len(report.rows))
     earlier = loaded.calibration or Calibration(())

@@ -83,8 +83,6 @@ class Predictor:
         job = replace(job, batch_size=prepared.graph.batch_size or job.batch_size or 1)
         applied = None
         if measured_inference and forward_job:
-            # the job's own batch where none was given: by now it is known also where it comes from the file
-            forward_job = replace(forward_job, batch_size=forward_job.batch_size or job.batch_size)
             forward = self.predict(model, forward_job, dims=dims)
             applied, correction_notes = correct_by_inference(measured_inference, forward)
             job_notes += correction_notes

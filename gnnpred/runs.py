@@ -5,11 +5,11 @@ step_time_ms ...``) plus ``onnx``. Every reading of free text in ``note`` is lis
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gnnpred.errors import GnnpredError, UsageError
-from gnnpred.hardware import find_device
+from gnnpred.hardware import DeviceSpec, find_device
 from gnnpred.job import COMPILERS, OPTIMIZERS, STRATEGIES, ActivationRule, JobSpec, Phase, Precision, host_os_of
 from gnnpred.software import only_convolutions_use_tf32, tf32_was_default
 
@@ -44,12 +44,16 @@ class MeasuredRun:
     notes: tuple[str, ...]  # how unclear cells were read
 
 
-def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
-    """The run that a CSV row describes; raises GnnpredError that says which cell is wrong."""
+def run_of_row(row: Mapping[str, str], *, devices: Sequence[DeviceSpec] = ()) -> MeasuredRun:
+    """The run that a CSV row describes; raises GnnpredError that says which cell is wrong.
+
+    ``devices`` are GPUs of the user's own (``--device-file``), found by their name before the listed ones.
+    """
     note = row.get("note", "").lower()
     notes: list[str] = []
     phase = _phase_of(row.get("phase", ""))
-    device = find_device(_filled(row, "gpu"))
+    gpu = _filled(row, "gpu")
+    device = next((own for own in devices if own.name.lower() == gpu.lower()), None) or find_device(gpu)
     framework = row.get("framework", "").strip().lower() or "pytorch"
     version = row.get("framework_version", "").strip().rstrip("?")
     precision, tf32_matmul = _precision_of(row, note, framework, version, notes)

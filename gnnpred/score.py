@@ -12,6 +12,7 @@ import numpy as np
 from gnnpred.calibration import CalibrationRun
 from gnnpred.errors import GnnpredError
 from gnnpred.files import replaced_when_done
+from gnnpred.hardware import DeviceSpec
 from gnnpred.metrics import ErrorSummary, summarise_errors
 from gnnpred.prediction import Prediction
 from gnnpred.predictor import Predictor
@@ -74,10 +75,13 @@ class ScoreReport:
         }
 
 
-def score_runs(path: str | Path, *, predictor: Predictor | None = None) -> ScoreReport:
+def score_runs(
+    path: str | Path, *, predictor: Predictor | None = None, devices: Sequence[DeviceSpec] = ()
+) -> ScoreReport:
     """Predict every row of a runs CSV and compare. Raises GnnpredError for a file that is not one.
 
-    ``onnx`` paths are relative to the CSV. A row that cannot be read or predicted keeps its reason.
+    ``onnx`` paths are relative to the CSV; ``devices`` are GPUs that the list lacks. A row that cannot be read or
+    predicted keeps its reason.
     """
     path = Path(path)
     columns, rows = _read_rows(path)
@@ -89,7 +93,7 @@ def score_runs(path: str | Path, *, predictor: Predictor | None = None) -> Score
     scored: list[ScoredRow | None] = [None] * len(rows)
     for i in order:
         line, row = rows[i]
-        scored[i] = _score_row(line, row, path.parent, predictor)
+        scored[i] = _score_row(line, row, path.parent, predictor, devices)
     done = tuple(row for row in scored if row is not None)
     predicted = [row for row in done if not row.problem]
     inside = [row.interval_ms[0] <= row.run.measured_ms <= row.interval_ms[1] for row in predicted]
@@ -120,9 +124,11 @@ def _read_rows(path: Path) -> tuple[tuple[str, ...], list[tuple[int, dict[str, s
     return columns, rows
 
 
-def _score_row(line: int, row: dict[str, str], folder: Path, predictor: Predictor) -> ScoredRow:
+def _score_row(
+    line: int, row: dict[str, str], folder: Path, predictor: Predictor, devices: Sequence[DeviceSpec]
+) -> ScoredRow:
     try:
-        run = run_of_row(row)
+        run = run_of_row(row, devices=devices)
         prediction = predictor.predict(folder / run.onnx, run.job, dims=run.dims)
     except GnnpredError as error:
         return ScoredRow(line=line, row=row, run=None, predicted_ms=None, interval_ms=None, problem=str(error))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gnnpred.cli.options import AsJson, CheckpointName
+from gnnpred.cli.options import AsJson, CheckpointName, DeviceFiles, own_devices
 
 if TYPE_CHECKING:
     from gnnpred.calibration_runs import CalibrationGain, CalibrationReport
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 def calibrate(
     runs: Annotated[Path, typer.Argument(metavar="RUNS.csv", help="Measured runs (5 to 50), as `score` reads them.")],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The calibrated checkpoint to write.")],
+    device_file: DeviceFiles = None,
     checkpoint: CheckpointName = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a calibrated checkpoint that is in FOLDER.")
@@ -23,7 +24,9 @@ def calibrate(
     """Adapt a checkpoint to your machine from a few measured runs; use it with --checkpoint FOLDER."""
     from gnnpred.calibration_runs import calibrate as calibrate_checkpoint
 
-    report = calibrate_checkpoint(runs, out, checkpoint=checkpoint, overwrite=overwrite)
+    report = calibrate_checkpoint(
+        runs, out, checkpoint=checkpoint, devices=own_devices(device_file), overwrite=overwrite
+    )
     if as_json:
         import json
 

@@ -30,6 +30,10 @@ Device = Annotated[
 DeviceFile = Annotated[
     Path | None, typer.Option("--device-file", metavar="FILE", help="A GPU of your own, as TOML or JSON.")
 ]
+DeviceFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--device-file", metavar="FILE", help="A GPU that the CSV names and the list lacks; repeatable."),
+]
 Gpus = Annotated[int, typer.Option("--gpus", help="GPUs in all.")]
 Nodes = Annotated[int, typer.Option("--nodes", help="Hosts they are spread over, evenly.")]
 BatchSize = Annotated[
@@ -98,6 +102,11 @@ def device_of(name: str | None, file: Path | None) -> DeviceSpec:
     if name is not None and file is not None:
         raise UsageError("--device and --device-file exclude each other")
     return load_device_file(file) if file is not None else find_device(DEFAULT_DEVICE_NAME if name is None else name)
+
+
+def own_devices(files: list[Path] | None) -> list[DeviceSpec]:
+    """The devices of repeated ``--device-file`` options."""
+    return [load_device_file(file) for file in files or ()]
 
 
 def phase_of(text: str) -> Phase:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gnnpred.cli.options import AsJson, CheckpointName
+from gnnpred.cli.options import AsJson, CheckpointName, DeviceFiles, own_devices
 
 if TYPE_CHECKING:
     from gnnpred.score import ScoreReport
@@ -15,6 +15,7 @@ _MAX_PROBLEMS_SHOWN = 10
 
 def score(
     runs: Annotated[Path, typer.Argument(metavar="RUNS.csv", help="Measured runs, with a column onnx.")],
+    device_file: DeviceFiles = None,
     checkpoint: CheckpointName = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the rows with predicted_ms beside them.")
@@ -35,9 +36,9 @@ def score(
     if calibrate:
         from gnnpred.calibration_runs import score_with_gain
 
-        report, gain = score_with_gain(runs, predictor=predictor)
+        report, gain = score_with_gain(runs, predictor=predictor, devices=own_devices(device_file))
     else:
-        report = score_runs(runs, predictor=predictor)
+        report = score_runs(runs, predictor=predictor, devices=own_devices(device_file))
     if out is not None:
         write_predictions(report, out)
     if as_json:

@@ -179,6 +179,22 @@ def test_a_second_calibration_keeps_devices_that_it_does_not_name(cli, base, run
     assert answers[0] == answers[1]
 
 
+def test_a_gpu_of_the_users_own_is_calibrated_through_its_device_file(cli, base, runs, tmp_path):
+    device = {**cli("devices", "--json", "T4").json[0], "name": "MyCard", "aliases": []}
+    file = tmp_path / "card.json"
+    file.write_text(json.dumps(device))
+    runs.write_text(runs.read_text().replace(",T4,", ",mycard,"))
+    out = tmp_path / "mine"
+    assert "MyCard" not in cli("calibrate", runs, "--out", out, "--checkpoint", base).out
+    outcome = cli("calibrate", runs, "--out", out, "--checkpoint", base, "--device-file", file)
+    assert outcome.code == 0, outcome.err
+    assert "MyCard: 18 runs of 6 models" in outcome.out
+    answer = predicted(cli, tmp_path / "mlp64.onnx", out, "--device-file", file)
+    assert answer["calibration"]["num_runs"] == 18
+    scored = cli("score", runs, "--checkpoint", out, "--device-file", file, "--json").json
+    assert scored["overall"]["mape_pct"] < 5
+
+
 def test_communication_is_no_part_of_the_correction(cli, base, runs, tmp_path):
     """Eight GPUs whose step is mostly all-reduce say nothing about one GPU's compute."""
     text = runs.read_text().replace(",1\n", ",8\n")
