@@ -61,7 +61,8 @@ class CalibrationPrior:
     precision_class: float = 0.3  # of half against full precision, as a share of the bias
     phase: float = 0.5  # of inference against training, as a share of the bias
     similar: float = 0.25  # shared by steps that look alike
-    noise: float = 0.3  # of one run
+    known_noise: float = 0.3  # of one run, on a device that training has seen
+    unseen_noise: float = 0.15  # and on one that it has not: what the runs say there is news
     degrees_of_freedom: float = 4.0  # of Student's t: how fast a run that disagrees loses weight
     interval_runs: float = 15.0  # runs whose residuals weigh as much as the checkpoint's own interval
 
@@ -124,6 +125,7 @@ class DeviceCalibration:
         self._measured = np.array([run.log_ratio for run in self.runs])  # (n,)
         is_known = self.runs[0].is_known_device
         self._bias_sd = prior.other_machine_bias if is_known else prior.unseen_bias
+        self._noise_var = (prior.known_noise if is_known else prior.unseen_noise) ** 2
         self.weights = self._robust_weights()  # (n,), 1 = trusted
         if is_known:
             other = self._log_evidence() + np.log(prior.other_machine_odds)
@@ -172,7 +174,7 @@ class DeviceCalibration:
 
     def _total_covariance(self, weights: np.ndarray) -> np.ndarray:
         """(n, n) covariance of the measured ratios: prior and noise."""
-        return self._covariance(self._traits, self._traits) + np.diag(self.prior.noise**2 / weights)
+        return self._covariance(self._traits, self._traits) + np.diag(self._noise_var / weights)
 
     def _log_evidence(self) -> float:
         """Log density of the measured ratios under the current bias, up to a constant."""
@@ -191,7 +193,7 @@ class DeviceCalibration:
             # leave-one-out residual and variance: (A y)_i / A_ii and 1 / A_ii, the latter without the run's own
             # inflated noise, so that a discarded run can come back
             residual = (inverse @ self._measured) / np.diag(inverse)
-            variance = 1 / np.diag(inverse) - self.prior.noise**2 / weights + self.prior.noise**2
+            variance = 1 / np.diag(inverse) - self._noise_var / weights + self._noise_var
             weights = np.minimum(1.0, (freedom + 1) / (freedom + residual**2 / variance))
         return weights
 

@@ -208,7 +208,7 @@ def test_communication_is_no_part_of_the_correction(cli, base, runs, tmp_path):
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        (lambda data: data.replace(b'"noise"', b'"nose"'), "calibration.json does not match the hash"),
+        (lambda data: data.replace(b'"known_noise"', b'"known_nose"'), "calibration.json does not match the hash"),
         (None, "no readable calibration.json"),
     ],
 )
