@@ -29,7 +29,7 @@ PREDICTORS = {
     "blind": ("blind", "gnn"),
     "blind_fp32": ("blind_fp32", "gnn"),
 }
-# The predictor that ignores precision at its best: it knows the measured geometric mean of every configuration.
+# Ignores precision and knows everything else: the measured geometric mean of every configuration.
 BLIND_ORACLE = "blind_oracle"
 Progress = Callable[[str, int, int], None]
 
@@ -201,7 +201,7 @@ def _errors_of_configurations(
     """Predictor -> group -> errors on configurations measured in two precisions or more, fp64 aside.
 
     There nothing but precision tells the rows of a configuration apart; elsewhere a blind predictor can guess it from
-    the setup (a source that ran one GPU and software in mixed precision alone). The oracle is the best it can do.
+    the setup (a source that ran one GPU and software in mixed precision alone). The oracle knows all but the precision.
     """
     configurations = [list(found.values()) for found in _configurations(corpus, row_idx, with_fp64=False)]
     if not configurations:

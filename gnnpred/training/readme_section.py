@@ -61,8 +61,8 @@ def readme_section(table: dict[str, Any]) -> str:
         lines.append("- " + _contrast_sentence(table["contrast"]))
     noise = table["measured_noise"]["repeats_by_source"]
     if noise:
-        repeats = ", ".join(f"{source} {s['median_pct']:.1f} %" for source, s in list(noise.items())[:4])
-        lines.append(f"- Noise floor: repeats of one configuration differ by a median of ({repeats}).")
+        repeats = ", ".join(f"{s['median_pct']:.1f} % ({source})" for source, s in list(noise.items())[:4])
+        lines.append(f"- Noise floor: repeats of one configuration in one source differ by a median of {repeats}.")
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ and by more than chance would bring about. (With invented errors of equal size e
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +42,7 @@ FEW_COMBINATION_ROWS = 10
 NOISY_PCT = 10.0
 MIN_NOISY_REPEATS = 5
 DISAGREEMENT = 1.25
+SLOW_LAYOUT = 2.0
 FAR_GRAPH_QUANTILE = 0.95
 
 
@@ -263,6 +264,7 @@ def _own_reasons(corpus: Corpus, row_idx: np.ndarray, noise: RepeatNoise) -> lis
     }
     source_spread = np.array([by_source.get(source, 0.0) for source in source_family(corpus)[row_idx]])
     ratio = np.array([noise.other_source_ratio.get(row.row_id, 1.0) for row in rows])
+    layout = _layout_ratios(corpus)[row_idx]
     return [
         Reason(
             "launch-bound: the host's launches take longer than the roofline of the kernels",
@@ -290,9 +292,36 @@ def _own_reasons(corpus: Corpus, row_idx: np.ndarray, noise: RepeatNoise) -> lis
             np.array([f"this one takes {value:.2f} times as long" for value in ratio]),
         ),
         Reason(
+            "the same network is much faster in the other memory format: the step rests on slow kernels of this one",
+            layout >= SLOW_LAYOUT,
+            np.array([f"{value:.1f} times" for value in layout]),
+        ),
+        Reason(
             "data loading or a host copy is part of the step",
             np.array([row.data_loader or row.host_copy for row in rows]),
             no_detail,
         ),
         Reason("Windows or WSL", np.array([host_os_of(row.os) != "linux" for row in rows]), no_detail),
     ]  # fmt: skip
+
+
+def _layout_ratios(corpus: Corpus) -> np.ndarray:
+    """(num_rows,) time per sample over that of the same network in the other memory format; 1 where it was not timed.
+
+    Same model, GPU, precision, input and software; the batch may differ.
+    """
+    per_sample: dict[tuple, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    keys = []
+    for row in corpus.rows:
+        key = (
+            row.model, row.device, row.precision, row.input, row.framework, row.framework_version, row.compiler,
+            row.phase, row.source_id.split("-")[0],
+        )  # fmt: skip
+        keys.append(key)
+        per_sample[key][row.memory_format].append(row.step_time_ms / row.batch_size)
+    ratios = np.ones(len(corpus.rows))
+    for i, (row, key) in enumerate(zip(corpus.rows, keys, strict=True)):
+        others = [times for layout, times in per_sample[key].items() if layout != row.memory_format]
+        if others:
+            ratios[i] = row.step_time_ms / row.batch_size / float(np.median(np.concatenate(others)))
+    return ratios

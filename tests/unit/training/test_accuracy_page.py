@@ -212,6 +212,21 @@ def test_reasons_say_how_rows_with_them_do(results, corpus):
     assert generation["share_of_worst_pct"] == pytest.approx(100 * NUM_ODD / 12)  # of the worst 5 % of 244
 
 
+def test_a_layout_that_runs_slow_kernels_is_found_per_sample():
+    rows = [
+        measurement(row_id="a", family="a", memory_format="nchw", batch_size=16, step_time_ms=16.0),
+        measurement(row_id="b", family="a", memory_format="nhwc", batch_size=8, step_time_ms=24.0),
+        measurement(row_id="c", family="b", memory_format="nhwc", model="alone"),
+    ]
+    corpus = corpus_of(rows, fold_by_family={"a": 0, "b": 1})
+    result = track_result(corpus, "family", {"ensemble": corpus.target_ms})
+    noise = repeat_noise(rows, rows)
+    reasons = reasons_of(result, corpus, list(folds_of(corpus, "family")), noise)
+    layout = next(reason for reason in reasons if "memory format: " in reason.text)
+    assert layout.applies.tolist() == [False, True, False]
+    assert layout.detail[1] == "3.0 times"
+
+
 def test_errors_that_nothing_explains_get_no_reason(corpus):
     results = _results(corpus, worst_factor=1.0)
     noise = repeat_noise(corpus.rows, corpus.rows)
