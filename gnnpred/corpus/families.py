@@ -41,7 +41,9 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("hgnet", r"hgnet"),
     ("unet", r"unet|nnunet|vnet|deeplab|fcn"),
     ("bert", r"bert|distilbert|electra"),
-    ("gpt", r"gpt|opt|llama|bloom"),
+    ("gpt", r"gpt|opt|mpt|llama|bloom"),
+    ("transformer_xl", r"transformer_xl"),
+    ("translation_transformer", r"transformer_big|encoder_language_model"),
     ("lstm", r"lstm|gnmt"),
     ("waveglow", r"waveglow"),
 )  # fmt: skip

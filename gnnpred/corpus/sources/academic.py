@@ -84,6 +84,10 @@ def _interpret_neusight(record: Mapping[str, str], common: Interpretation) -> In
     )
 
 
+_YOLO_SIZE = 480
+_DEEPSPEECH_FRAMES = 450
+
+
 def _interpret_sia(record: Mapping[str, str], common: Interpretation) -> Interpretation | str:
     model = record["model"]
     common = common.replace(data_loader=True)
@@ -93,4 +97,16 @@ def _interpret_sia(record: Mapping[str, str], common: Interpretation) -> Interpr
         return common.replace(key=ModelKey("own:cifar_resnet18", image_size=(32, 32), num_classes=10))
     if model == "bert-base-uncased":
         return common.replace(key=ModelKey(f"hf:BertForQuestionAnswering?{BERT_BASE}", seq_len=384))
-    return f"{model}: inputs of varying size or a model that is not rebuilt"
+    if model == "NeuMF":
+        return common.replace(key=ModelKey("own:neumf_ml1m"))
+    if model.startswith("yolov3"):
+        return common.replace(
+            key=ModelKey("own:yolov3", image_size=(_YOLO_SIZE, _YOLO_SIZE), num_classes=20),
+            notes=(*common.notes, "images of 320 to 608 pixels, changing every ten steps: 480 has their mean area"),
+        )
+    if model == "deepspeech2":
+        return common.replace(
+            key=ModelKey("own:deepspeech2", seq_len=_DEEPSPEECH_FRAMES),
+            unused_reason="the length of its utterances is not stated (4.5 s assumed)",
+        )
+    return f"{model}: not rebuilt"

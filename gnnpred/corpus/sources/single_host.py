@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gnnpred.corpus.rebuild import ModelKey
 from gnnpred.corpus.sources.record import Interpretation, image_size_of, interpret_common, seq_len_of
-from gnnpred.corpus.sources.suites import BERT_BASE, BERT_LARGE, inception_or_plain
+from gnnpred.corpus.sources.suites import BERT_BASE, BERT_LARGE, TRANSLATION_LENGTH, inception_or_plain
 
 PREFIXES = (
     "jcj-", "u39kun", "paddleperf-", "nersc-", "zyr17", "mxnet-perf", "pycls-", "gpuinsights", "mrdbourke", "skb",
@@ -75,6 +75,14 @@ def _interpret_paddleperf(record, common):
             key=ModelKey(f"hf:BertForPreTraining?{BERT_BASE}", seq_len=seq_len_of(record["input"]) or 128),
             data_loader=True,
         )
+    if model == "transformer-big":
+        key = ModelKey("own:transformer_big", seq_len=TRANSLATION_LENGTH)
+        return common.replace(
+            key=key,
+            batch_size=max(1, round(common.batch_size / TRANSLATION_LENGTH)),
+            data_loader=True,
+            unused_reason="the step time is estimated from a limit on tokens",
+        )
     return f"{model}: its setup is not stated in full"
 
 
@@ -82,7 +90,11 @@ def _interpret_nersc(record, common):
     model = record["model"]
     if model in ("resnet50", "alexnet"):
         return common.replace(key=_torchvision(model, record), host_copy=True)
-    return f"{model}: the sizes of this small model are not stated"
+    if model == "lstm":
+        return common.replace(key=ModelKey("own:lstm_classifier"), host_copy=True)
+    if model == "transformer":
+        return common.replace(key=ModelKey("own:encoder_language_model", seq_len=512), host_copy=True)
+    return f"{model}: the size of its input is not stated"
 
 
 def _interpret_zyr17(record, common):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gnnpred.corpus.rebuild import ModelKey
 from gnnpred.corpus.sources.record import Interpretation, image_size_of, interpret_common
+from gnnpred.job import ActivationRule, Precision
 
 PREFIXES = ("lambda-",)
 
@@ -17,12 +18,28 @@ TF_CNN_SOURCES = {
     "alexnet": "torchvision:alexnet", "vgg16": "torchvision:vgg16", "inception3": "torchvision:inception_v3?aux",
     "inception4": "timm:inception_v4", "resnet50": "own:resnet50_v1", "resnet152": "own:resnet152_v1",
 }  # fmt: skip
+TRANSFORMER_XL_BASE = "own:transformer_xl?layers=16&width=512&heads=8&inner=2048&divide=1"
+TRANSFORMER_XL_LARGE = "own:transformer_xl?layers=18&width=1024&heads=16&inner=4096&divide=4"
+# tokens of a sentence pair of WMT16 en-de, both sides: tokens/s x s / batch in Lambda's logs gives 48.6 to 49.5
+GNMT_TOKENS_PER_PAIR = 49.0
+GNMT_LENGTH = 25
+TRANSLATION_LENGTH = 28  # tokens of a sentence of WMT14 en-de in subwords, either side
 _PYTORCH_SOURCES = {
+    "gnmt": "own:gnmt_v2",
+    "ncf": "own:neumf_ml20m",
+    "transformerxlbase": TRANSFORMER_XL_BASE,
+    "transformerxllarge": TRANSFORMER_XL_LARGE,
     "resnet50": "torchvision:resnet50",
     "SSD": "own:ssd300",
     "waveglow": "own:waveglow",
     "bert_base_squad": f"hf:BertForQuestionAnswering?{BERT_BASE}",
     "bert_large_squad": f"hf:BertForQuestionAnswering?{BERT_LARGE}",
+}
+
+
+_NOT_REBUILT = {
+    "tacotron2": "not rebuilt: its decoder loops over some 800 frames, launching one by one",
+    "maskrcnn": "not rebuilt: images of varying size, and boxes that depend on the data",
 }
 
 
@@ -36,9 +53,18 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
     model = record["model"]
     source = _PYTORCH_SOURCES.get(model)
     if source is None:
-        return f"{model}: steps of varying size or a model that is not rebuilt"
+        return f"{model}: {_NOT_REBUILT.get(model, 'not rebuilt')}"
     size = image_size_of(record["input"])
-    if model == "waveglow":
+    if model == "gnmt":
+        key = ModelKey(source, seq_len=GNMT_LENGTH)
+        common = common.replace(notes=(*common.notes, "mean length of both sides: 25 tokens"))
+    elif model == "ncf":
+        key = ModelKey(source)
+    elif model.startswith("transformerxl"):
+        key = ModelKey(source, seq_len=192 if model.endswith("base") else 256)
+        if common.precision is Precision.MIXED:  # the recipe is Apex O2
+            common = common.replace(activation_rule=ActivationRule.ALL_HALF)
+    elif model == "waveglow":
         key = ModelKey(source)
     elif model == "SSD":
         key = ModelKey(source, image_size=(300, 300), num_classes=81)
@@ -47,7 +73,7 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
     else:
         key = ModelKey(source, image_size=size)
     data = re.search(r"(?:^|;)data=([^;]*)", record["note"])
-    real = model == "SSD" or bool(data and not data.group(1).startswith("synt"))
+    real = model in ("SSD", "gnmt") or bool(data and not data.group(1).startswith("synt"))
     if "published_throughput" in record["note"]:
         common = common.replace(notes=(*common.notes, "from_progress_bar"))
     return common.replace(key=key, data_loader=real)
