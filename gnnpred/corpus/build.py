@@ -259,6 +259,9 @@ def _row_of(candidate: _Candidate, traced: Mapping[ModelKey, Mapping[str, Any]])
     suspect, unstable, few = "SUSPECT" in note, "UNSTABLE" in note, "FEW_ITERATIONS" in note
     not_eval = "NOT eval()" in note
     unused = interpretation.unused_reason if interpretation else ""
+    num_nodes = _whole_number(record["nodes"])
+    if candidate.num_gpus % num_nodes:
+        unused = unused or "GPUs spread unevenly over the nodes"
     extra = [
         text for text in ((interpretation.notes if interpretation else ()) + ((unused,) if unused else ())) if text
     ]
@@ -301,7 +304,7 @@ def _row_of(candidate: _Candidate, traced: Mapping[ModelKey, Mapping[str, Any]])
         used_for_training=used,
         note="; ".join(extra),
         gpus=candidate.num_gpus,
-        nodes=_whole_number(record["nodes"]),
+        nodes=num_nodes,
         interconnect=record["interconnect"] if candidate.num_gpus > 1 else "",
         strategy=(interpretation.strategy if interpretation else "ddp") if candidate.num_gpus > 1 else "",
         checkpointing=interpretation.checkpointing if interpretation else "",

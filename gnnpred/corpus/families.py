@@ -45,6 +45,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("transformer_xl", r"transformer_xl"),
     ("translation_transformer", r"transformer_big|encoder_language_model"),
     ("lstm", r"lstm|gnmt"),
+    ("rcnn", r"mask_rcnn"),
     ("waveglow", r"waveglow"),
 )  # fmt: skip
 # a pattern starts a word: "nest" is in "jx_nest", not in "resnest"

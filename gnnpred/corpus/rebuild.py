@@ -9,7 +9,14 @@ from urllib.parse import parse_qsl
 
 import torch
 
-from gnnpred.corpus import networks_language, networks_small, networks_speech
+from gnnpred.corpus import (
+    networks_detection,
+    networks_inception_bn,
+    networks_language,
+    networks_small,
+    networks_speech,
+    networks_transformer_xl,
+)
 from gnnpred.corpus.networks import INPUT_SHAPES, NETWORKS
 from gnnpred.corpus.trace import TRACE_BATCH_SIZE, trace_module
 from gnnpred.errors import GnnpredError
@@ -17,7 +24,18 @@ from gnnpred.graph import OpGraph
 from gnnpred.model_sources import build_model
 
 # networks that take options and other inputs than one image
-OPTION_NETWORKS = networks_language.NETWORKS | networks_small.NETWORKS | networks_speech.NETWORKS
+OPTION_NETWORKS = {
+    name: build
+    for module in (
+        networks_detection,
+        networks_inception_bn,
+        networks_language,
+        networks_small,
+        networks_speech,
+        networks_transformer_xl,
+    )
+    for name, build in module.NETWORKS.items()
+}
 
 
 @dataclass(frozen=True, slots=True)

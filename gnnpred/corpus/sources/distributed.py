@@ -17,6 +17,8 @@ from gnnpred.corpus.sources.suites import (
     BERT_LARGE,
     GNMT_LENGTH,
     GNMT_TOKENS_PER_PAIR,
+    MASK_RCNN,
+    MASK_RCNN_UNUSED,
     TRANSFORMER_XL_BASE,
     TRANSFORMER_XL_LARGE,
     TRANSLATION_LENGTH,
@@ -31,7 +33,11 @@ _CNNS = {
     "resnext101-32x4d": "timm:resnext101_32x4d", "efficientnet-b0": "timm:efficientnet_b0",
     "efficientnet-b4": "timm:efficientnet_b4", "efficientnet_v2-s": "timm:efficientnetv2_rw_s",
 }  # fmt: skip
-_SEGMENTATION = {"nnunet-2d": "own:nnunet2d", "nnunet-3d": "own:nnunet3d", "unet2d-medical": "own:unet_valid"}
+# the 3-D U-Net of the TensorFlow examples has the same levels and widths as nnU-Net's
+_SEGMENTATION = {
+    "nnunet-2d": "own:nnunet2d", "nnunet-3d": "own:nnunet3d", "unet2d-medical": "own:unet_valid",
+    "unet3d-medical": "own:nnunet3d",
+}  # fmt: skip
 
 
 _JASPER_FRAMES = 1640
@@ -98,6 +104,8 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
     elif model == "gnmt-v2":
         key = ModelKey("own:gnmt_v2", seq_len=GNMT_LENGTH)
         common = common.replace(notes=(*common.notes, "mean length of both sides: 25 tokens; step time from tokens/s"))
+        if record["framework"] == "tensorflow":
+            unused = unused or "its LSTMs loop over steps in the graph, one cell at a time"
     elif model.startswith("transformer-big"):
         key = ModelKey("own:transformer_big", seq_len=TRANSLATION_LENGTH)
         common = common.replace(batch_size=max(1, round(common.batch_size / TRANSLATION_LENGTH)))
@@ -105,6 +113,9 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
     elif match := re.fullmatch(r"efficientnet-widese-b([04])", model):
         size = (image_size_of(record["input"]) or (224, 224))[0]
         key = ModelKey(f"own:efficientnet_wide_se?variant={match.group(1)}&image_size={size}")
+    elif model == "maskrcnn-resnet50-fpn":
+        key = ModelKey(MASK_RCNN)
+        unused = unused or MASK_RCNN_UNUSED
     elif model == "jasper-10x5":
         key = ModelKey("own:jasper", seq_len=_JASPER_FRAMES)
         common = common.replace(notes=(*common.notes, "utterances padded to the longest of the batch, about 16.4 s"))

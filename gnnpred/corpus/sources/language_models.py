@@ -60,12 +60,18 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
     if source_id.startswith("llm-foundry") and model in MPT_LAYERS_WIDTH_HEADS and seq_len:
         published = re.search(r"params (\d+)", note)
         source = mpt_source(model, int(published.group(1)) if published else None, seq_len)
+        early = record["framework_version"].startswith("1.")
         suspect = re.search(r"MFU (?:1\d\d|\d\.)[\d.]*", note) and float(re.search(r"MFU ([\d.]+)", note)[1]) > 100
         return common.replace(
             key=ModelKey(source, seq_len=seq_len),
             strategy="fsdp",
             checkpointing="full" if "activation checkpointing True" in note else "",
-            unused_reason="its own utilisation is above the peak" if suspect else "",
+            # features take attention before PyTorch 2 as unfused; here a library's fused kernel ran
+            unused_reason="its own utilisation is above the peak"
+            if suspect
+            else "fused attention before PyTorch had any"
+            if early
+            else "",
         )
     if source_id.startswith("internevo"):
         if "tp=1" not in note:

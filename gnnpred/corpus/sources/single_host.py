@@ -17,6 +17,7 @@ PREFIXES = (
 _JCJ = {"googlenet-v1": "torchvision:googlenet", "resnet200": "own:resnet200", "resnet101": "own:resnet101_v1",
         "resnet152": "own:resnet152_v1", "resnet50": "own:resnet50_v1"}  # fmt: skip
 _MXNET = {
+    "inception-bn": "own:inception_bn",
     "alexnet": "torchvision:alexnet", "resnet50": "own:preact_resnet50", "inception-v3": "timm:inception_v3",
     "resnet-50": "own:preact_resnet50", "vgg16": "torchvision:vgg16", "inception-v4": "timm:inception_v4",
     "resnet152": "own:preact_resnet152", "resnet-152": "own:preact_resnet152",
@@ -108,6 +109,8 @@ def _interpret_mxnet(record, common):
     source = _MXNET.get(record["model"].lower())
     if source is None:
         return f"{record['model']} is not rebuilt"
+    if source.startswith("own:inception_bn"):
+        return common.replace(key=ModelKey(source))
     return common.replace(key=inception_or_plain(source, image_size_of(record["input"])))
 
 

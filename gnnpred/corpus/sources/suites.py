@@ -18,17 +18,24 @@ TF_CNN_SOURCES = {
     "alexnet": "torchvision:alexnet", "vgg16": "torchvision:vgg16", "inception3": "torchvision:inception_v3?aux",
     "inception4": "timm:inception_v4", "resnet50": "own:resnet50_v1", "resnet152": "own:resnet152_v1",
 }  # fmt: skip
-TRANSFORMER_XL_BASE = "own:transformer_xl?layers=16&width=512&heads=8&inner=2048&divide=1"
-TRANSFORMER_XL_LARGE = "own:transformer_xl?layers=18&width=1024&heads=16&inner=4096&divide=4"
+_XL_BASE_SIZES = "layers=16&width=512&heads=8&inner=2048"
+_XL_LARGE_SIZES = "layers=18&width=1024&heads=16&inner=4096&attention_dropout_pct=20"
+TRANSFORMER_XL_BASE = f"own:transformer_xl?{_XL_BASE_SIZES}&divide=1"
+TRANSFORMER_XL_LARGE = f"own:transformer_xl?{_XL_LARGE_SIZES}&divide=4"
 # tokens of a sentence pair of WMT16 en-de, both sides: tokens/s x s / batch in Lambda's logs gives 48.6 to 49.5
 GNMT_TOKENS_PER_PAIR = 49.0
 GNMT_LENGTH = 25
 TRANSLATION_LENGTH = 28  # tokens of a sentence of WMT14 en-de in subwords, either side
+# COCO at 800 pixels on the shorter side, padded to the widest image of a batch of mostly 4:3 and 3:2
+MASK_RCNN = "own:mask_rcnn?height=800&width=1216"
+MASK_RCNN_UNUSED = "images vary in size, and boxes are matched image by image on the host"
 _PYTORCH_SOURCES = {
     "gnmt": "own:gnmt_v2",
     "ncf": "own:neumf_ml20m",
-    "transformerxlbase": TRANSFORMER_XL_BASE,
-    "transformerxllarge": TRANSFORMER_XL_LARGE,
+    "maskrcnn": MASK_RCNN,
+    # Lambda's commands lack --adaptive: one softmax over all 267,735 words
+    "transformerxlbase": f"own:transformer_xl?{_XL_BASE_SIZES}&divide=0",
+    "transformerxllarge": f"own:transformer_xl?{_XL_LARGE_SIZES}&divide=0",
     "resnet50": "torchvision:resnet50",
     "SSD": "own:ssd300",
     "waveglow": "own:waveglow",
@@ -39,7 +46,6 @@ _PYTORCH_SOURCES = {
 
 _NOT_REBUILT = {
     "tacotron2": "not rebuilt: its decoder loops over some 800 frames, launching one by one",
-    "maskrcnn": "not rebuilt: images of varying size, and boxes that depend on the data",
 }
 
 
@@ -62,8 +68,12 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
         key = ModelKey(source)
     elif model.startswith("transformerxl"):
         key = ModelKey(source, seq_len=192 if model.endswith("base") else 256)
+        common = common.replace(optimizer="lamb" if model.endswith("base") else "adam")  # as its commands say
         if common.precision is Precision.MIXED:  # the recipe is Apex O2
             common = common.replace(activation_rule=ActivationRule.ALL_HALF)
+    elif model == "maskrcnn":
+        key = ModelKey(source)
+        common = common.replace(unused_reason=MASK_RCNN_UNUSED)
     elif model == "waveglow":
         key = ModelKey(source)
     elif model == "SSD":
@@ -73,7 +83,7 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
     else:
         key = ModelKey(source, image_size=size)
     data = re.search(r"(?:^|;)data=([^;]*)", record["note"])
-    real = model in ("SSD", "gnmt") or bool(data and not data.group(1).startswith("synt"))
+    real = model in ("SSD", "gnmt", "maskrcnn") or bool(data and not data.group(1).startswith("synt"))
     if "published_throughput" in record["note"]:
         common = common.replace(notes=(*common.notes, "from_progress_bar"))
     return common.replace(key=key, data_loader=real)
