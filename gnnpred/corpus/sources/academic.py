@@ -75,7 +75,7 @@ def _interpret_profet(record: Mapping[str, str], common: Interpretation) -> Inte
 def _interpret_neusight(record: Mapping[str, str], common: Interpretation) -> Interpretation | str:
     source = _NEUSIGHT.get(record["model"])
     if source is None:
-        return f"{record['model']} is not rebuilt"
+        return f"{record['model']}: its sizes are not stated, and which expert runs depends on the data"
     inflated = "A100-80GB-PCIe" in record["source_id"] or record["gpu"].startswith("A100-PCIe-80")
     return common.replace(
         key=ModelKey(source, seq_len=seq_len_of(record["input"]) or 512),

@@ -18,7 +18,8 @@ from gnnpred.corpus.sources.suites import (
     GNMT_LENGTH,
     GNMT_TOKENS_PER_PAIR,
     MASK_RCNN,
-    MASK_RCNN_UNUSED,
+    MASK_RCNN_NOTE,
+    MASK_RCNN_PADDED,
     TRANSFORMER_XL_BASE,
     TRANSFORMER_XL_LARGE,
     TRANSLATION_LENGTH,
@@ -114,8 +115,12 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
         size = (image_size_of(record["input"]) or (224, 224))[0]
         key = ModelKey(f"own:efficientnet_wide_se?variant={match.group(1)}&image_size={size}")
     elif model == "maskrcnn-resnet50-fpn":
-        key = ModelKey(MASK_RCNN)
-        unused = unused or MASK_RCNN_UNUSED
+        padded = record["framework"].startswith("tensorflow")
+        key = ModelKey(MASK_RCNN_PADDED if padded else MASK_RCNN)
+        if not padded:
+            common = common.replace(notes=(*common.notes, MASK_RCNN_NOTE))
+        elif not record["framework_version"]:
+            unused = unused or "software not stated, and three times slower than any stated"
     elif model == "jasper-10x5":
         key = ModelKey("own:jasper", seq_len=_JASPER_FRAMES)
         common = common.replace(notes=(*common.notes, "utterances padded to the longest of the batch, about 16.4 s"))

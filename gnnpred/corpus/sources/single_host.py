@@ -29,6 +29,14 @@ _PYCLS = {
 }  # fmt: skip
 
 
+_LEFT_OUT = {
+    "paddleclas": "latency of a TensorRT engine, not of a framework's graph",
+    "stylegan": "a step alternates generator, discriminator and, every few steps, regularisation: no single graph",
+    "detectron2": "mean over a whole run of changing image sizes, or with post-processing, on V100s of unstated memory",
+    "gpuinsights": "epochs whose number is guessed",
+}
+
+
 def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
     """One row of a single-host benchmark."""
     common = interpret_common(record)
@@ -38,7 +46,8 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
     for prefix, interpreter in _INTERPRETERS.items():
         if source_id.startswith(prefix):
             return interpreter(record, common)
-    return f"{record['model']}: the setup is not stated in full or the model is not rebuilt"
+    reason = next((text for prefix, text in _LEFT_OUT.items() if source_id.startswith(prefix)), "setup not stated")
+    return f"{record['model']}: {reason}"
 
 
 def _torchvision(name: str, record: Mapping[str, str]) -> ModelKey:

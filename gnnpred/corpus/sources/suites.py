@@ -28,7 +28,8 @@ GNMT_LENGTH = 25
 TRANSLATION_LENGTH = 28  # tokens of a sentence of WMT14 en-de in subwords, either side
 # COCO at 800 pixels on the shorter side, padded to the widest image of a batch of mostly 4:3 and 3:2
 MASK_RCNN = "own:mask_rcnn?height=800&width=1216"
-MASK_RCNN_UNUSED = "images vary in size, and boxes are matched image by image on the host"
+MASK_RCNN_NOTE = "images of varying size: 800x1216 is the mean of a padded batch"
+MASK_RCNN_PADDED = "own:mask_rcnn?height=832&width=1344"  # the TensorFlow example pads every image
 _PYTORCH_SOURCES = {
     "gnmt": "own:gnmt_v2",
     "ncf": "own:neumf_ml20m",
@@ -73,7 +74,7 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
             common = common.replace(activation_rule=ActivationRule.ALL_HALF)
     elif model == "maskrcnn":
         key = ModelKey(source)
-        common = common.replace(unused_reason=MASK_RCNN_UNUSED)
+        common = common.replace(notes=(*common.notes, MASK_RCNN_NOTE))
     elif model == "waveglow":
         key = ModelKey(source)
     elif model == "SSD":
