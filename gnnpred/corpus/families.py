@@ -46,6 +46,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("translation_transformer", r"transformer_big|encoder_language_model"),
     ("lstm", r"lstm|gnmt"),
     ("rcnn", r"mask_rcnn"),
+    ("tacotron", r"tacotron"),
     ("waveglow", r"waveglow"),
 )  # fmt: skip
 # a pattern starts a word: "nest" is in "jx_nest", not in "resnest"

@@ -15,6 +15,7 @@ from gnnpred.corpus import (
     networks_language,
     networks_small,
     networks_speech,
+    networks_tacotron,
     networks_transformer_xl,
 )
 from gnnpred.corpus.networks import INPUT_SHAPES, NETWORKS
@@ -32,6 +33,7 @@ OPTION_NETWORKS = {
         networks_language,
         networks_small,
         networks_speech,
+        networks_tacotron,
         networks_transformer_xl,
     )
     for name, build in module.NETWORKS.items()

@@ -267,6 +267,9 @@ def encode_graph(graph: OpGraph) -> dict[str, Any]:
         "inputs": list(graph.inputs),
         "outputs": list(graph.outputs),
     }
+    repeats = {str(op_idx): op.repeats for op_idx, op in enumerate(graph.ops) if op.repeats != 1}
+    if repeats:  # bodies of loops
+        encoded["repeats"] = repeats
     digest = hashlib.sha256(json.dumps(encoded, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     return {"id": digest[:16], "name": graph.name, **encoded}
 
@@ -295,7 +298,8 @@ def decode_graph(encoded: Mapping[str, Any]) -> OpGraph:
         (kind, {key: tuple(value) if isinstance(value, list) else value for key, value in attributes.items()})
         for kind, attributes in encoded["kinds"]
     ]
-    ops = []
+    ops: list[Op] = []
+    repeats = encoded.get("repeats", {})
     flat = encoded["ops"]
     position = unnamed = 0
     while position < len(flat):
@@ -309,7 +313,12 @@ def decode_graph(encoded: Mapping[str, Any]) -> OpGraph:
             if tensor_idx >= unnamed:
                 unnamed = tensor_idx + 1
         position += num_inputs + num_outputs
-        ops.append(Op(kind, tuple(references[:num_inputs]), tuple(references[num_inputs:]), attributes))
+        ops.append(
+            Op(
+                kind, tuple(references[:num_inputs]), tuple(references[num_inputs:]), attributes,
+                repeats=repeats.get(str(len(ops)), 1),
+            )
+        )  # fmt: skip
     return OpGraph(
         tensors=tuple(tensors),
         ops=tuple(ops),

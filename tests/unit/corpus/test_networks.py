@@ -1,5 +1,6 @@
 """Networks of our own have the number of parameters that their source published, and batch axes throughout."""
 
+from collections import Counter
 from importlib.util import find_spec
 
 import pytest
@@ -26,6 +27,9 @@ pytestmark = pytest.mark.models
         ("own:transformer_big", 28, 210e6),  # Vaswani et al. 2017: 213 M, with a vocabulary of 37,000
         ("own:jasper", 320, 333e6),  # Li et al. 2019: 333 M
         ("own:gnmt_v2", 25, 160e6),  # MLPerf training: 160 M
+        ("own:tacotron2?num_frames=860", 180, 28_193_153),  # printed by NVIDIA's Tacotron 2
+        ("own:inception_bn", None, 11_295_240),  # batch-normalised Inception, convolutions with bias
+        ("own:mask_rcnn?height=800&width=1216", None, 44.2e6),  # torchvision: 44.4 M with 91 classes and frozen layers
     ],
 )
 def test_networks_have_their_published_size(source, seq_len, published):
@@ -50,6 +54,12 @@ def test_mpt_has_the_size_that_its_table_prints_for_either_vocabulary(model, seq
 def test_parameters_of_large_mpts_follow_from_their_layers(model, published):
     assert mpt_source(model, published, 2048).endswith("vocab=50368")
     assert mpt_source(model, published - 111 * {"mpt-7b": 4096, "mpt-70b": 8192}[model], 2048).endswith("vocab=50257")
+
+
+def test_a_decoder_loop_is_one_body_that_repeats():
+    graph = trace_key(ModelKey("own:tacotron2?num_frames=860", seq_len=180))
+    assert Counter(op.repeats for op in graph.ops if op.kind == "lstm") == {1: 1, 860: 2}
+    assert {op.repeats for op in graph.ops if op.kind == "batch_norm"} == {1}
 
 
 def test_every_file_of_networks_is_found_by_its_own_models():
