@@ -24,13 +24,15 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from gnnpred.corpus.families import family_of
-from gnnpred.corpus.rebuild import ModelKey, trace_key
+from gnnpred.corpus.rebuild import ModelKey, defining_file, trace_key
+from gnnpred.corpus.source_table import write_source_table
 from gnnpred.corpus.sources import SOURCES
 from gnnpred.corpus.sources.record import Interpretation
 from gnnpred.corpus.splits import write_splits
 from gnnpred.corpus.store import (
     GRAPHS_FILE,
     MEASUREMENTS_FILE,
+    MULTI_GPU_FILE,
     MeasurementRow,
     architecture_hash,
     encode_graph,
@@ -54,6 +56,7 @@ class BuildReport:
     """What a build wrote: counts, and the models that could not be traced with the reason."""
 
     num_rows: int
+    num_multi_gpu_rows: int
     num_graphs: int
     num_training_rows: int
     num_inference_rows: int
@@ -85,23 +88,31 @@ def build_dataset(
         kept = set(keys)
         candidates = [c for c in candidates if c.interpretation and c.interpretation.key in kept]
     traced = _trace_all(keys, work=Path(work) / _code_version(), jobs=jobs, resume=resume, show_progress=show_progress)
-    rows = _mark_repeats([_row_of(candidate, traced) for candidate in candidates])
-    rows = _with_unique_ids(rows)
-    used_ids = {row.graph_id for row in rows}
+    rows, multi_gpu_rows = (
+        _with_unique_ids(_mark_repeats([_row_of(c, traced) for c in candidates if (c.num_gpus > 1) is several]))
+        for several in (False, True)
+    )
+    used_ids = {row.graph_id for row in (*rows, *multi_gpu_rows)}
     graphs = {t["graph"]["id"]: t["graph"] for t in traced.values() if "graph" in t and t["graph"]["id"] in used_ids}
     out = Path(out)
     write_rows(out / MEASUREMENTS_FILE, rows)
+    write_rows(out / MULTI_GPU_FILE, multi_gpu_rows)
     write_graphs(out / GRAPHS_FILE, graphs.values())
-    write_splits(out / "splits", rows)
+    # rows of several GPUs name the groups of their models, but folds are balanced by what the network trains on
+    write_splits(out / "splits", [*rows, *(replace(row, used_for_training=False) for row in multi_gpu_rows)])
+    write_source_table(out / "README.md", rows, multi_gpu_rows)
     kept_rows = [row for row in rows if row.graph_id]
     training = [row for row in kept_rows if row.phase is not Phase.INFERENCE]
     return BuildReport(
         num_rows=len(rows),
+        num_multi_gpu_rows=len(multi_gpu_rows),
         num_graphs=len(graphs),
         num_training_rows=len(training),
         num_inference_rows=len(kept_rows) - len(training),
         num_training_devices=len({row.device for row in training}),
-        excluded_by_reason=dict(Counter(row.excluded_reason for row in rows if row.excluded_reason).most_common()),
+        excluded_by_reason=dict(
+            Counter(row.excluded_reason for row in (*rows, *multi_gpu_rows) if row.excluded_reason).most_common()
+        ),
         failed_models={key.text: t["error"] for key, t in traced.items() if "error" in t},
     )
 
@@ -112,6 +123,10 @@ class _Candidate:
     record: Mapping[str, str]
     interpretation: Interpretation | None
     excluded_reason: str
+
+    @property
+    def num_gpus(self) -> int:
+        return int(self.record["gpus"])
 
 
 def _read_candidates(shared: Path, phases: Collection[Phase] | None) -> Iterator[_Candidate]:
@@ -125,14 +140,12 @@ def _read_candidates(shared: Path, phases: Collection[Phase] | None) -> Iterator
     for name in RAW_FILES:
         with gzip.open(shared / name, "rt", encoding="utf-8", newline="") as file:
             for record in csv.DictReader(file):
-                if record["gpus"] != "1":
-                    continue
                 source_id = record["source_id"]
                 interpret = next(
                     (f for prefix, f in interpreter_by_prefix.items() if source_id.startswith(prefix)), None
                 )
                 if interpret is None:
-                    continue
+                    raise GnnpredError(f"no module of gnnpred.corpus.sources reads the source {source_id}")
                 interpretation = interpret(record, shared)
                 if isinstance(interpretation, str):
                     candidate = _Candidate(record, None, interpretation)
@@ -200,7 +213,9 @@ def _read_cached(path: Path) -> dict[str, Any] | None:
 
 
 def _cache_path(work: Path, key: ModelKey) -> Path:
-    text = key.text + (_syntax_digest("networks.py") if key.source.startswith("own:") else "")
+    text = key.text
+    if key.source.startswith("own:"):
+        text += _syntax_digest(defining_file(key))
     return work / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.json"
 
 
@@ -244,6 +259,9 @@ def _row_of(candidate: _Candidate, traced: Mapping[ModelKey, Mapping[str, Any]])
     suspect, unstable, few = "SUSPECT" in note, "UNSTABLE" in note, "FEW_ITERATIONS" in note
     not_eval = "NOT eval()" in note
     unused = interpretation.unused_reason if interpretation else ""
+    num_nodes = _whole_number(record["nodes"])
+    if candidate.num_gpus % num_nodes:
+        unused = unused or "GPUs spread unevenly over the nodes"
     extra = [
         text for text in ((interpretation.notes if interpretation else ()) + ((unused,) if unused else ())) if text
     ]
@@ -258,7 +276,7 @@ def _row_of(candidate: _Candidate, traced: Mapping[ModelKey, Mapping[str, Any]])
         graph_id=graph_id,
         architecture=architecture,
         family=family,
-        phase=_phase_of(candidate),
+        phase=interpretation.phase if interpretation else _phase_of(candidate),
         framework=record["framework"],
         framework_version=record["framework_version"],
         cuda=record["cuda"],
@@ -271,12 +289,12 @@ def _row_of(candidate: _Candidate, traced: Mapping[ModelKey, Mapping[str, Any]])
         batch_size=interpretation.batch_size if interpretation else 0,
         input=record["input"],
         optimizer=interpretation.optimizer if interpretation else "none",
-        grad_accum=int(record["grad_accum"] or 1),
+        grad_accum=_whole_number(record["grad_accum"]),
         host_copy=interpretation.host_copy if interpretation else False,
         data_loader=interpretation.data_loader if interpretation else False,
         input_gradient=interpretation.input_gradient if interpretation else False,
         os=interpretation.os if interpretation else "",
-        step_time_ms=_number(record["step_time_ms"]),
+        step_time_ms=interpretation.step_time_ms if interpretation else _number(record["step_time_ms"]),
         superseded=superseded,
         suspect=suspect,
         unstable=unstable,
@@ -285,6 +303,11 @@ def _row_of(candidate: _Candidate, traced: Mapping[ModelKey, Mapping[str, Any]])
         excluded_reason=excluded,
         used_for_training=used,
         note="; ".join(extra),
+        gpus=candidate.num_gpus,
+        nodes=num_nodes,
+        interconnect=record["interconnect"] if candidate.num_gpus > 1 else "",
+        strategy=(interpretation.strategy if interpretation else "ddp") if candidate.num_gpus > 1 else "",
+        checkpointing=interpretation.checkpointing if interpretation else "",
     )
 
 
@@ -295,9 +318,15 @@ def _number(text: str) -> float:
         return 0.0
 
 
+def _whole_number(text: str) -> int:
+    return int(text) if text.isdigit() else 1
+
+
 def _row_id(record: Mapping[str, str]) -> str:
     names = ("source_id", "source", "model", "phase", "gpu", "precision", "memory_format", "compiled", "batch_per_gpu",
              "input", "optimizer", "step_time_ms", "note")  # fmt: skip
+    if record["gpus"] != "1":
+        names += ("gpus", "nodes")
     return hashlib.sha256("\x1f".join(record[name] for name in names).encode()).hexdigest()[:12]
 
 
@@ -319,7 +348,7 @@ def _mark_repeats(rows: list[MeasurementRow]) -> list[MeasurementRow]:
                 row.source_id.split("-")[0], row.graph_id, row.phase, row.framework, row.framework_version, row.cuda,
                 row.device, row.precision, row.activation_rule, row.tf32_matmul, row.memory_format, row.compiler,
                 row.batch_size, row.optimizer, row.grad_accum, row.host_copy, row.data_loader, row.input_gradient,
-                row.os,
+                row.os, row.gpus, row.nodes, row.interconnect, row.strategy, row.checkpointing,
             )  # fmt: skip
             groups[configuration].append(row_idx)
     marked = list(rows)

@@ -41,8 +41,12 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("hgnet", r"hgnet"),
     ("unet", r"unet|nnunet|vnet|deeplab|fcn"),
     ("bert", r"bert|distilbert|electra"),
-    ("gpt", r"gpt|opt|llama|bloom"),
+    ("gpt", r"gpt|opt|mpt|llama|bloom"),
+    ("transformer_xl", r"transformer_xl"),
+    ("translation_transformer", r"transformer_big|encoder_language_model"),
     ("lstm", r"lstm|gnmt"),
+    ("rcnn", r"mask_rcnn"),
+    ("tacotron", r"tacotron"),
     ("waveglow", r"waveglow"),
 )  # fmt: skip
 # a pattern starts a word: "nest" is in "jx_nest", not in "resnest"

@@ -5,14 +5,39 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
+from urllib.parse import parse_qsl
 
 import torch
 
+from gnnpred.corpus import (
+    networks_detection,
+    networks_inception_bn,
+    networks_language,
+    networks_small,
+    networks_speech,
+    networks_tacotron,
+    networks_transformer_xl,
+)
 from gnnpred.corpus.networks import INPUT_SHAPES, NETWORKS
 from gnnpred.corpus.trace import TRACE_BATCH_SIZE, trace_module
 from gnnpred.errors import GnnpredError
 from gnnpred.graph import OpGraph
 from gnnpred.model_sources import build_model
+
+# networks that take options and other inputs than one image
+OPTION_NETWORKS = {
+    name: build
+    for module in (
+        networks_detection,
+        networks_inception_bn,
+        networks_language,
+        networks_small,
+        networks_speech,
+        networks_tacotron,
+        networks_transformer_xl,
+    )
+    for name, build in module.NETWORKS.items()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +89,11 @@ def trace_key(key: ModelKey) -> OpGraph:
 
 
 def _build_own(key: ModelKey) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    name = key.source.removeprefix("own:")
+    name, _, query = key.source.removeprefix("own:").partition("?")
+    if name in OPTION_NETWORKS:
+        options = {option: int(value) for option, value in parse_qsl(query)}
+        with torch.device("meta"):
+            return OPTION_NETWORKS[name](batch_size=TRACE_BATCH_SIZE, seq_len=key.seq_len, **options)
     if name not in NETWORKS or (key.image_size is None and name not in INPUT_SHAPES):
         raise GnnpredError(f"no network of our own is named {name!r}, or its image size is missing")
     image_size = (key.image_size or (0, 0))[-2:]
@@ -72,6 +101,12 @@ def _build_own(key: ModelKey) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]
     with torch.device("meta"):
         module = NETWORKS[name](image_size, key.num_classes or 1000)
         return module, tuple(torch.empty(TRACE_BATCH_SIZE, *shape) for shape in shapes)
+
+
+def defining_file(key: ModelKey) -> str:
+    """Name of the file of this package that defines a network of our own."""
+    name = key.source.removeprefix("own:").partition("?")[0]
+    return f"{OPTION_NETWORKS[name].__module__.rpartition('.')[2]}.py" if name in OPTION_NETWORKS else "networks.py"
 
 
 @lru_cache(maxsize=1)

@@ -14,7 +14,7 @@ import io
 import json
 import lzma
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from gnnpred.job import ActivationRule, JobSpec, Phase, Precision, host_os_of
 
 GRAPHS_FILE = "graphs.jsonl.xz"
 MEASUREMENTS_FILE = "measurements.csv.gz"
+MULTI_GPU_FILE = "multi_gpu.csv.gz"
 
 _FORMAT = 1
 _DTYPES = tuple(DType)
@@ -34,11 +35,15 @@ _FIRST_CODE = 35  # '#': the printable characters from here on name (role, dtype
 # RMSprop with momentum reads and writes two states per parameter, as Adam does
 _OPTIMIZER_OF_JOB = {"rmsprop": "adam", "": "none", "novograd": "adam"}
 _COMPILER_OF_JOB = {"tensorrt": "xla"}
+_STRATEGY_OF_JOB = {"fsdp": "ddp"}  # nearest strategy that a job can name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementRow:
-    """One measured configuration on one GPU, in our vocabulary.
+    """One measured configuration, in our vocabulary.
+
+    ``batch_size`` is per GPU and micro-batch. ``measurements.csv.gz`` holds runs on one GPU,
+    ``multi_gpu.csv.gz`` runs on several.
 
     ``graph_id`` and ``architecture`` are empty where the model could not be rebuilt
     (``excluded_reason`` says why). ``duplicate_of`` is the ``row_id`` that represents all repeats of
@@ -79,6 +84,11 @@ class MeasurementRow:
     excluded_reason: str
     used_for_training: bool
     note: str
+    gpus: int = 1
+    nodes: int = 1
+    interconnect: str = ""  # as the source names it
+    strategy: str = ""  # several GPUs: ddp | dp | fsdp
+    checkpointing: str = ""  # "" none | full: every layer's forward pass runs twice
 
     def job(self, device: DeviceSpec | None = None) -> JobSpec:
         """The job that was measured. TensorRT engines are treated as compiled graphs."""
@@ -97,10 +107,14 @@ class MeasurementRow:
             tf32_matmul=self.tf32_matmul,
             host_copy=self.host_copy,
             data_loader=self.data_loader,
+            gpus=self.gpus,
+            nodes=self.nodes,
+            strategy=_STRATEGY_OF_JOB.get(self.strategy, self.strategy) or "ddp",
         )
 
 
 ROW_COLUMNS = tuple(field.name for field in fields(MeasurementRow))
+_REQUIRED_COLUMNS = tuple(field.name for field in fields(MeasurementRow) if field.default is MISSING)
 _BOOL_COLUMNS = frozenset(
     [
         "tf32_matmul",
@@ -116,24 +130,33 @@ _BOOL_COLUMNS = frozenset(
 )
 _CONVERTERS: dict[str, Any] = {
     "phase": Phase, "precision": Precision, "activation_rule": ActivationRule, "batch_size": int,
-    "grad_accum": int, "step_time_ms": float,
+    "grad_accum": int, "step_time_ms": float, "gpus": int, "nodes": int,
 } | {name: (lambda text: text == "1") for name in _BOOL_COLUMNS}  # fmt: skip
 
 
 # -- rows ------------------------------------------------------------------------------------------
 def load_rows(path: str | Path) -> list[MeasurementRow]:
-    """All rows of a measurements file, or of the one in a dataset folder, in file order."""
-    path = _in_folder(path, MEASUREMENTS_FILE)
+    """All rows of a measurements file, or of the one in a dataset folder, in file order: runs on one GPU."""
+    return _read_rows(_in_folder(path, MEASUREMENTS_FILE))
+
+
+def load_multi_gpu_rows(path: str | Path) -> list[MeasurementRow]:
+    """All rows of runs on several GPUs; none where the folder has no such file."""
+    path = _in_folder(path, MULTI_GPU_FILE)
+    return _read_rows(path) if path.exists() else []
+
+
+def _read_rows(path: Path) -> list[MeasurementRow]:
     try:
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
             reader = csv.reader(file)
             header = next(reader, [])
-            missing = [name for name in ROW_COLUMNS if name not in header]
+            missing = [name for name in _REQUIRED_COLUMNS if name not in header]
             if missing:
                 raise GnnpredError(
                     f"{path} lacks the columns {', '.join(missing)}: rebuild it with 'gnnpred dataset build'"
                 )
-            positions = [(name, header.index(name), _CONVERTERS.get(name)) for name in ROW_COLUMNS]
+            positions = [(name, header.index(name), _CONVERTERS.get(name)) for name in ROW_COLUMNS if name in header]
             return [
                 MeasurementRow(**{n: convert(r[i]) if convert else r[i] for n, i, convert in positions}) for r in reader
             ]
@@ -244,6 +267,9 @@ def encode_graph(graph: OpGraph) -> dict[str, Any]:
         "inputs": list(graph.inputs),
         "outputs": list(graph.outputs),
     }
+    repeats = {str(op_idx): op.repeats for op_idx, op in enumerate(graph.ops) if op.repeats != 1}
+    if repeats:  # bodies of loops
+        encoded["repeats"] = repeats
     digest = hashlib.sha256(json.dumps(encoded, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     return {"id": digest[:16], "name": graph.name, **encoded}
 
@@ -272,7 +298,8 @@ def decode_graph(encoded: Mapping[str, Any]) -> OpGraph:
         (kind, {key: tuple(value) if isinstance(value, list) else value for key, value in attributes.items()})
         for kind, attributes in encoded["kinds"]
     ]
-    ops = []
+    ops: list[Op] = []
+    repeats = encoded.get("repeats", {})
     flat = encoded["ops"]
     position = unnamed = 0
     while position < len(flat):
@@ -286,7 +313,12 @@ def decode_graph(encoded: Mapping[str, Any]) -> OpGraph:
             if tensor_idx >= unnamed:
                 unnamed = tensor_idx + 1
         position += num_inputs + num_outputs
-        ops.append(Op(kind, tuple(references[:num_inputs]), tuple(references[num_inputs:]), attributes))
+        ops.append(
+            Op(
+                kind, tuple(references[:num_inputs]), tuple(references[num_inputs:]), attributes,
+                repeats=repeats.get(str(len(ops)), 1),
+            )
+        )  # fmt: skip
     return OpGraph(
         tensors=tuple(tensors),
         ops=tuple(ops),

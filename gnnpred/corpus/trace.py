@@ -11,7 +11,9 @@ returned at batch size 1.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -97,6 +99,19 @@ _CREATION_OPS = frozenset(
         "hann_window", "exponential", "geometric", "resize",
     )
 )  # fmt: skip
+
+
+_repeats = [1]  # innermost last
+
+
+@contextmanager
+def repeated(num_times: int) -> Iterator[None]:
+    """Ops recorded inside run ``num_times`` per step: the body of a loop that a network of ours writes out once."""
+    _repeats.append(_repeats[-1] * num_times)
+    try:
+        yield
+    finally:
+        _repeats.pop()
 
 
 def trace_module(
@@ -250,7 +265,7 @@ class _Recorder:
         for tensor, idx in zip(outputs, output_idxs, strict=True):
             self._bind(tensor, idx)
         if role is not Role.CONSTANT:
-            self.ops.append(Op(kind, input_idxs, tuple(output_idxs), dict(attributes or {})))
+            self.ops.append(Op(kind, input_idxs, tuple(output_idxs), dict(attributes or {}), repeats=_repeats[-1]))
         return output_idxs
 
     def _result_role(self, input_idxs: Sequence[int]) -> Role:
@@ -310,7 +325,7 @@ class _Recorder:
         return OpGraph(
             tensors=tuple(self.specs[old] for old in used),
             ops=tuple(
-                Op(op.kind, tuple(new_idx[i] for i in op.inputs), tuple(new_idx[i] for i in op.outputs), op.attributes)
+                replace(op, inputs=tuple(new_idx[i] for i in op.inputs), outputs=tuple(new_idx[i] for i in op.outputs))
                 for op in kept
             ),
             inputs=tuple(new_idx[i] for i in input_idxs),

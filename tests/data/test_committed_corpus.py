@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from gnnpred.corpus.source_table import source_table
 from gnnpred.corpus.splits import SPLITS, load_split
-from gnnpred.corpus.store import GRAPHS_FILE, MEASUREMENTS_FILE, load_graphs, load_rows
+from gnnpred.corpus.store import (
+    GRAPHS_FILE,
+    MEASUREMENTS_FILE,
+    MULTI_GPU_FILE,
+    load_graphs,
+    load_multi_gpu_rows,
+    load_rows,
+)
 from gnnpred.hardware import find_device
 from gnnpred.job import Phase, Precision
 from gnnpred.op_kinds import OP_KINDS
@@ -20,6 +28,11 @@ FORWARD_AND_BACKWARD = (Phase.TRAIN, Phase.FORWARD_BACKWARD)
 @pytest.fixture(scope="module")
 def rows():
     return load_rows(DATASETS)
+
+
+@pytest.fixture(scope="module")
+def multi_gpu_rows():
+    return load_multi_gpu_rows(DATASETS)
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +96,22 @@ def test_every_row_describes_a_job(kept):
         assert row.job().batch_size == row.batch_size
 
 
-def test_rows_and_graphs_refer_to_each_other(kept, graphs):
-    assert {row.graph_id for row in kept} == set(graphs)
+def test_rows_and_graphs_refer_to_each_other(kept, multi_gpu_rows, graphs):
+    assert {row.graph_id for row in (*kept, *multi_gpu_rows) if row.graph_id} == set(graphs)
+
+
+def test_runs_on_several_gpus_are_apart(rows, multi_gpu_rows):
+    assert {row.gpus for row in rows} == {1}
+    assert min(row.gpus for row in multi_gpu_rows) == 2
+    assert not {row.row_id for row in rows} & {row.row_id for row in multi_gpu_rows}
+    assert all(bool(row.graph_id) != bool(row.excluded_reason) for row in multi_gpu_rows)
+
+
+def test_most_usable_rows_are_rebuilt(rows, multi_gpu_rows):
+    table = source_table(rows, multi_gpu_rows)
+    assert table in (DATASETS / "README.md").read_text(encoding="utf-8")
+    share = re.search(r"(\d+) % of the usable rows", table)
+    assert int(share[1]) >= 85
 
 
 def test_graphs_are_complete_and_in_the_vocabulary(graphs):
@@ -139,5 +166,5 @@ def test_one_graph_belongs_to_one_architecture(kept):
 
 
 def test_corpus_stays_small():
-    size = sum((DATASETS / name).stat().st_size for name in (GRAPHS_FILE, MEASUREMENTS_FILE))
+    size = sum((DATASETS / name).stat().st_size for name in (GRAPHS_FILE, MEASUREMENTS_FILE, MULTI_GPU_FILE))
     assert size <= 40e6

@@ -5,6 +5,14 @@ Every module here names the source ids it reads and turns one record of the raw 
 repository, commit and file it came from.
 """
 
-from gnnpred.corpus.sources import academic, distributed, single_host, suites, timm_tables, torchvision_tables
+from gnnpred.corpus.sources import (
+    academic,
+    distributed,
+    language_models,
+    single_host,
+    suites,
+    timm_tables,
+    torchvision_tables,
+)
 
-SOURCES = (timm_tables, torchvision_tables, suites, single_host, academic, distributed)
+SOURCES = (timm_tables, torchvision_tables, suites, single_host, academic, distributed, language_models)

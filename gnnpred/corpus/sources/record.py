@@ -38,6 +38,8 @@ class Interpretation:
     data_loader: bool = False
     input_gradient: bool = False
     os: str = ""
+    strategy: str = "ddp"  # how several GPUs share the work: ddp | dp | fsdp
+    checkpointing: str = ""  # "" none | full
     excluded_reason: str = ""
     unused_reason: str = ""  # kept with its graph, but not for training
     notes: tuple[str, ...] = field(default=())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gnnpred.corpus.rebuild import ModelKey
 from gnnpred.corpus.sources.record import Interpretation, image_size_of, interpret_common, seq_len_of
-from gnnpred.corpus.sources.suites import BERT_BASE, BERT_LARGE, inception_or_plain
+from gnnpred.corpus.sources.suites import BERT_BASE, BERT_LARGE, TRANSLATION_LENGTH, inception_or_plain
 
 PREFIXES = (
     "jcj-", "u39kun", "paddleperf-", "nersc-", "zyr17", "mxnet-perf", "pycls-", "gpuinsights", "mrdbourke", "skb",
@@ -17,6 +17,7 @@ PREFIXES = (
 _JCJ = {"googlenet-v1": "torchvision:googlenet", "resnet200": "own:resnet200", "resnet101": "own:resnet101_v1",
         "resnet152": "own:resnet152_v1", "resnet50": "own:resnet50_v1"}  # fmt: skip
 _MXNET = {
+    "inception-bn": "own:inception_bn",
     "alexnet": "torchvision:alexnet", "resnet50": "own:preact_resnet50", "inception-v3": "timm:inception_v3",
     "resnet-50": "own:preact_resnet50", "vgg16": "torchvision:vgg16", "inception-v4": "timm:inception_v4",
     "resnet152": "own:preact_resnet152", "resnet-152": "own:preact_resnet152",
@@ -28,6 +29,14 @@ _PYCLS = {
 }  # fmt: skip
 
 
+_LEFT_OUT = {
+    "paddleclas": "latency of a TensorRT engine, not of a framework's graph",
+    "stylegan": "a step alternates generator, discriminator and, every few steps, regularisation: no single graph",
+    "detectron2": "mean over a whole run of changing image sizes, or with post-processing, on V100s of unstated memory",
+    "gpuinsights": "epochs whose number is guessed",
+}
+
+
 def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
     """One row of a single-host benchmark."""
     common = interpret_common(record)
@@ -37,7 +46,8 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
     for prefix, interpreter in _INTERPRETERS.items():
         if source_id.startswith(prefix):
             return interpreter(record, common)
-    return f"{record['model']}: the setup is not stated in full or the model is not rebuilt"
+    reason = next((text for prefix, text in _LEFT_OUT.items() if source_id.startswith(prefix)), "setup not stated")
+    return f"{record['model']}: {reason}"
 
 
 def _torchvision(name: str, record: Mapping[str, str]) -> ModelKey:
@@ -75,6 +85,14 @@ def _interpret_paddleperf(record, common):
             key=ModelKey(f"hf:BertForPreTraining?{BERT_BASE}", seq_len=seq_len_of(record["input"]) or 128),
             data_loader=True,
         )
+    if model == "transformer-big":
+        key = ModelKey("own:transformer_big", seq_len=TRANSLATION_LENGTH)
+        return common.replace(
+            key=key,
+            batch_size=max(1, round(common.batch_size / TRANSLATION_LENGTH)),
+            data_loader=True,
+            unused_reason="the step time is estimated from a limit on tokens",
+        )
     return f"{model}: its setup is not stated in full"
 
 
@@ -82,7 +100,11 @@ def _interpret_nersc(record, common):
     model = record["model"]
     if model in ("resnet50", "alexnet"):
         return common.replace(key=_torchvision(model, record), host_copy=True)
-    return f"{model}: the sizes of this small model are not stated"
+    if model == "lstm":
+        return common.replace(key=ModelKey("own:lstm_classifier"), host_copy=True)
+    if model == "transformer":
+        return common.replace(key=ModelKey("own:encoder_language_model", seq_len=512), host_copy=True)
+    return f"{model}: the size of its input is not stated"
 
 
 def _interpret_zyr17(record, common):
@@ -96,6 +118,8 @@ def _interpret_mxnet(record, common):
     source = _MXNET.get(record["model"].lower())
     if source is None:
         return f"{record['model']} is not rebuilt"
+    if source.startswith("own:inception_bn"):
+        return common.replace(key=ModelKey(source))
     return common.replace(key=inception_or_plain(source, image_size_of(record["input"])))
 
 

@@ -27,5 +27,6 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
         key=ModelKey(f"torchvision:{record['model']}", image_size=image_size_of(record["input"]) or (224, 224)),
         host_copy="copied H2D" in record["note"],
         optimizer="none",
+        strategy="dp",
         unused_reason=unused,
     )

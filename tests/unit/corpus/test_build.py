@@ -14,7 +14,7 @@ if find_spec("timm") is None or find_spec("torchvision") is None:
 from gnnpred.corpus import build as build_module
 from gnnpred.corpus.build import RAW_FILES, build_dataset
 from gnnpred.corpus.sources.record import interpret_common
-from gnnpred.corpus.store import load_graphs, load_rows
+from gnnpred.corpus.store import load_graphs, load_multi_gpu_rows, load_rows
 from gnnpred.errors import GnnpredError
 from gnnpred.job import ActivationRule, Phase, Precision
 from gnnpred.software import tf32_was_default, version_numbers
@@ -81,7 +81,6 @@ def test_rows_that_cannot_be_used_say_why(tmp_path):
         make_record(step_time_ms=""),
         make_record(model="squeezenet9_9"),
         make_record(note="SUSPECT: slower than fp32"),
-        make_record(gpus="2"),  # not a single-GPU row at all
     ]
     _, rows = build(tmp_path, records)
     assert len(rows) == 5
@@ -92,6 +91,36 @@ def test_rows_that_cannot_be_used_say_why(tmp_path):
     assert rows[4].suspect
     assert rows[4].graph_id
     assert not any(row.used_for_training for row in rows)
+
+
+def test_rows_of_several_gpus_have_a_file_of_their_own(tmp_path):
+    records = [make_record(), make_record(gpus="2", interconnect="pcie")]
+    report, rows = build(tmp_path, records)
+    assert [row.gpus for row in rows] == [1]
+    (several,) = load_multi_gpu_rows(tmp_path / "out")
+    assert (several.gpus, several.nodes, several.strategy, several.interconnect) == (2, 1, "dp", "pcie")
+    assert several.graph_id == rows[0].graph_id
+    assert several.job().gpus == 2
+    assert report.num_multi_gpu_rows == 1
+    assert report.num_training_rows == 1
+
+
+def test_many_accumulated_micro_batches_become_one_without_optimizer(tmp_path):
+    accumulating = make_record(
+        source_id="dle-pytorch-bert", model="resnet50_v1.5", phase="train", grad_accum="16", step_time_ms="320",
+        optimizer="sgd", note="",
+    )  # fmt: skip
+    few = accumulating | {"grad_accum": "4"}
+    _, rows = build(tmp_path, [accumulating, few])
+    assert (rows[0].phase, rows[0].optimizer, rows[0].step_time_ms) == (Phase.FORWARD_BACKWARD, "none", 20.0)
+    assert rows[0].used_for_training
+    assert rows[1].phase is Phase.TRAIN
+    assert not rows[1].used_for_training
+
+
+def test_a_source_that_nothing_reads_is_named(tmp_path):
+    with pytest.raises(GnnpredError, match="unheard-of"):
+        build(tmp_path, [make_record(source_id="unheard-of")])
 
 
 def test_a_second_build_traces_nothing_again(tmp_path, monkeypatch):

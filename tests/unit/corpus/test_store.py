@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+from dataclasses import replace
 
 import pytest
 
@@ -25,6 +26,15 @@ def test_graph_survives_encoding_unchanged():
     assert back.tensors == graph.tensors
     assert back.ops == graph.ops
     assert (back.inputs, back.outputs, back.batch_size, back.name) == ((0,), (7,), 1, "small")
+
+
+def test_loop_bodies_keep_how_often_they_run():
+    graph = make_graph()
+    looped = graph.replace(ops=(graph.ops[0], replace(graph.ops[1], repeats=7), *graph.ops[2:]))
+    encoded = encode_graph(looped)
+    assert decode_graph(encoded).ops == looped.ops
+    assert encoded["id"] != encode_graph(graph)["id"]
+    assert "repeats" not in encode_graph(graph)
 
 
 def test_equal_graphs_of_different_names_share_one_id():
