@@ -12,9 +12,11 @@ from gnnpred.errors import UsageError
 from gnnpred.job import JobSpec, Phase, Precision
 from gnnpred.prediction import InferenceCorrection, Prediction
 
-# Power of measured / predicted: below 1, since a forward pass has errors of its own.
-CORRECTION_POWER = 0.8
-# What is left of the interval's width, in log, once a forward pass has corrected the step.
+# Power of measured / predicted: below 1, since a forward pass has errors of its own. A pass in another precision says
+# little (correlation of the errors 0.2 to 0.3 instead of 0.7).
+CORRECTION_POWER = 0.5
+OTHER_PRECISION_POWER = 0.2
+# What is left of the interval's width, in log, once a forward pass in the job's precision has corrected the step.
 INTERVAL_SHRINK = 0.8
 _MAX_MEASURED_MS = 1e7
 # Beyond this factor between measurement and prediction the measurement is probably another quantity.
@@ -53,25 +55,38 @@ def inference_job(job: JobSpec, measured: MeasuredInference) -> JobSpec:
     )
 
 
-def correct_by_inference(measured: MeasuredInference, forward: Prediction) -> tuple[InferenceCorrection, list[str]]:
-    """The factor for the training step's compute time, and what to warn of. ``forward`` is the predicted pass."""
+def correct_by_inference(
+    measured: MeasuredInference, forward: Prediction, job: JobSpec
+) -> tuple[InferenceCorrection, list[str]]:
+    """The factor for the compute time of ``job``, and what to warn of. ``forward`` is the predicted pass."""
+    same_precision = forward.job.precision is job.precision
+    power = CORRECTION_POWER if same_precision else OTHER_PRECISION_POWER
     ratio = measured.ms / forward.step_time_ms
     applied = InferenceCorrection(
         measured_ms=measured.ms,
         predicted_ms=forward.step_time_ms,
         batch_size=forward.job.batch_size or 1,
         precision=str(forward.job.precision),
-        factor=ratio**CORRECTION_POWER,
+        power=power,
+        factor=ratio**power,
     )
-    if 1 / _IMPLAUSIBLE_FACTOR <= ratio <= _IMPLAUSIBLE_FACTOR:
-        return applied, []
-    return applied, [
-        f"the measured inference takes {ratio:.2g} times the predicted {forward.step_time_ms:.4g} ms (batch "
-        f"{applied.batch_size}, {applied.precision}): check that it is one forward pass, in ms, after a warm-up"
-    ]
+    notes = []
+    if not same_precision:
+        notes.append(
+            f"the measured inference ran in {applied.precision}, the job runs in {job.precision}: it corrects little; "
+            "time it in the job's precision"
+        )
+    if not 1 / _IMPLAUSIBLE_FACTOR <= ratio <= _IMPLAUSIBLE_FACTOR:
+        notes.append(
+            f"the measured inference takes {ratio:.2g} times the predicted {forward.step_time_ms:.4g} ms (batch "
+            f"{applied.batch_size}, {applied.precision}): check that it is one forward pass, in ms, after a warm-up"
+        )
+    return applied, notes
 
 
-def step_interval_factors(factors: tuple[float, float]) -> tuple[float, float]:
+def step_interval_factors(factors: tuple[float, float], applied: InferenceCorrection) -> tuple[float, float]:
     """The 90 % interval, as multiples of the prediction, after the correction."""
+    if applied.power < CORRECTION_POWER:
+        return factors
     low, high = (float(np.exp(INTERVAL_SHRINK * np.log(factor))) for factor in factors)
     return low, high

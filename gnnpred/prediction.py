@@ -40,6 +40,7 @@ class InferenceCorrection:
     predicted_ms: float  # the forward pass as it was predicted
     batch_size: int
     precision: str
+    power: float  # of measured / predicted
     factor: float  # multiplies the compute time
 
 

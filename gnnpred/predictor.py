@@ -84,13 +84,13 @@ class Predictor:
         applied = None
         if measured_inference and forward_job:
             forward = self.predict(model, forward_job, dims=dims)
-            applied, correction_notes = correct_by_inference(measured_inference, forward)
+            applied, correction_notes = correct_by_inference(measured_inference, forward, job)
             job_notes += correction_notes
             times = replace(
                 times,
                 op_ms=times.op_ms * applied.factor,
                 compute_ms=times.compute_ms * applied.factor,
-                interval_factors=step_interval_factors(times.interval_factors),
+                interval_factors=step_interval_factors(times.interval_factors, applied),
             )
         return _assemble(
             prepared,

@@ -89,7 +89,9 @@ def _scores(editor: GraphEditor, scores: int) -> tuple[Op, list[int]] | None:
         if op is None:
             return None
         if op.kind == "matmul":
-            return op, masks
+            # a product with a vector (additive attention of recurrent networks) is no sdpa
+            is_batched = all(len(editor.shape(tensor)) >= 2 for tensor in op.inputs)
+            return (op, masks) if is_batched else None
         following = _below(editor, op, masks)
         if following is None:
             return None

@@ -166,3 +166,12 @@ def test_scores_squeezed_through_tanh_cannot_be_fused():
     q, k, v = heads(g)
     s = g.op("tanh", scores(g, q, k))
     assert "sdpa" not in g.kinds(weighted(g, g.op("softmax", s, axis=3), v))
+
+
+def test_a_product_with_a_vector_is_left_alone():
+    """Additive attention scores tokens with one learned vector: (B, 1, S, D) @ (D,)."""
+    g = HandGraph()
+    keys, v = g.input(B, 1, S, D), g.input(B, S, D)
+    s = g.op("matmul", keys, g.weight(D), shape=(B, 1, S))
+    y = g.op("matmul", g.op("softmax", s, axis=2), v, shape=(B, 1, D))
+    assert [op.kind for op in g.canonical(y).ops] == ["matmul", "softmax", "matmul"]
