@@ -34,7 +34,7 @@ def build(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn measured single-GPU rows into graphs, jobs and times."""
+    """Turn measured rows into graphs, jobs and times."""
     from gnnpred.cli.extras import needs_extra
 
     phases = {phase_of(text) for text in phase} if phase else None
@@ -51,8 +51,9 @@ def build(
         typer.echo(json.dumps(asdict(report), indent=1, default=dict))
         return
     typer.echo(
-        f"{report.num_rows:,} rows, {report.num_graphs:,} graphs in {out}: {report.num_training_rows:,} training or "
-        f"forward+backward rows on {report.num_training_devices} GPU types, {report.num_inference_rows:,} of inference"
+        f"{report.num_rows:,} rows on one GPU, {report.num_multi_gpu_rows:,} on several, {report.num_graphs:,} graphs "
+        f"in {out}: {report.num_training_rows:,} training or forward+backward rows on {report.num_training_devices} "
+        f"GPU types, {report.num_inference_rows:,} of inference"
     )
     for reason, count in sorted(report.excluded_by_reason.items(), key=lambda item: -item[1]):
         typer.echo(f"  {count:7,} left out: {reason}")

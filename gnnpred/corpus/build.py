@@ -289,7 +289,7 @@ def _row_of(candidate: _Candidate, traced: Mapping[ModelKey, Mapping[str, Any]])
         batch_size=interpretation.batch_size if interpretation else 0,
         input=record["input"],
         optimizer=interpretation.optimizer if interpretation else "none",
-        grad_accum=_whole_number(record["grad_accum"]),
+        grad_accum=(interpretation and interpretation.grad_accum) or _whole_number(record["grad_accum"]),
         host_copy=interpretation.host_copy if interpretation else False,
         data_loader=interpretation.data_loader if interpretation else False,
         input_gradient=interpretation.input_gradient if interpretation else False,

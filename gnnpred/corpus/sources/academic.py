@@ -76,6 +76,8 @@ def _interpret_neusight(record: Mapping[str, str], common: Interpretation) -> In
     source = _NEUSIGHT.get(record["model"])
     if source is None:
         return f"{record['model']}: its sizes are not stated, and which expert runs depends on the data"
+    if record["note"].startswith(("pipeline parallel", "tensor parallel")):
+        return f"{record['model']}: model parallel: one GPU runs a part of the graph"
     inflated = "A100-80GB-PCIe" in record["source_id"] or record["gpu"].startswith("A100-PCIe-80")
     return common.replace(
         key=ModelKey(source, seq_len=seq_len_of(record["input"]) or 512),

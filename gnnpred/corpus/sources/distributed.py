@@ -72,6 +72,7 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
         common = common.replace(
             phase=Phase.FORWARD_BACKWARD,
             optimizer="none",
+            grad_accum=1,
             step_time_ms=common.step_time_ms / num_micro_batches,
             notes=(*common.notes, f"one of {num_micro_batches} accumulated micro-batches"),
         )

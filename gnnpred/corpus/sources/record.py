@@ -40,6 +40,7 @@ class Interpretation:
     os: str = ""
     strategy: str = "ddp"  # how several GPUs share the work: ddp | dp | fsdp
     checkpointing: str = ""  # "" none | full
+    grad_accum: int | None = None  # where the row stands for something else than the record's whole step
     excluded_reason: str = ""
     unused_reason: str = ""  # kept with its graph, but not for training
     notes: tuple[str, ...] = field(default=())

@@ -69,6 +69,8 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
         common = common.replace(optimizer="lamb" if model.endswith("base") else "adam")  # as its commands say
         if common.precision is Precision.MIXED:  # the recipe is Apex O2
             common = common.replace(activation_rule=ActivationRule.ALL_HALF)
+        if record["gpus"] != "1":  # 770 MB and more of gradients would take ten times the 1 to 3 ms that GPUs add
+            common = common.replace(unused_reason="its GPUs cannot have exchanged gradients in that time")
     elif model == "maskrcnn":
         key = ModelKey(source)
         common = common.replace(notes=(*common.notes, MASK_RCNN_NOTE))

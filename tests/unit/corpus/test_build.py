@@ -114,6 +114,7 @@ def test_many_accumulated_micro_batches_become_one_without_optimizer(tmp_path):
     _, rows = build(tmp_path, [accumulating, few])
     assert (rows[0].phase, rows[0].optimizer, rows[0].step_time_ms) == (Phase.FORWARD_BACKWARD, "none", 20.0)
     assert rows[0].used_for_training
+    assert (rows[0].grad_accum, rows[1].grad_accum) == (1, 4)
     assert rows[1].phase is Phase.TRAIN
     assert not rows[1].used_for_training
 
