@@ -188,7 +188,7 @@ def test_an_unknown_model_gets_the_nearest_names(gnnpred, tmp_path):
 
 
 def test_help_and_version(gnnpred):
-    for command in ("predict", "score", "inspect", "devices", "export", "dataset", "train", "evaluate"):
+    for command in ("predict", "score", "calibrate", "inspect", "devices", "export", "dataset", "train", "evaluate"):
         outcome = gnnpred(command, "--help")
         assert outcome.code == 0
         assert "Usage: gnnpred" in outcome.out
