@@ -174,34 +174,28 @@ def graph_structure(graph: OpGraph, costs: Sequence[OpCost]) -> GraphStructure:
         node_of_op[op_idx] = node_for(head)
 
     num_nodes = len(heads)
-    shape = (num_nodes, NUM_COMPONENTS)
-    flops, bytes_moved, unfused, launches = (np.zeros(shape) for _ in range(4))
-    unit_idx = np.full(shape, -1, np.int64)
-    tensor_cores = np.zeros(shape, bool)
-    op_weight = np.zeros(num_ops)
-    time_proxy = np.zeros(num_ops)
-    for op_idx, (op, cost) in enumerate(zip(graph.ops, costs, strict=True)):
-        node = node_of_op[op_idx]
-        if node < 0:
-            continue
-        column = component_of_op[op_idx]
-        repeats = op.repeats
-        flops[node, column] += cost.flops * repeats
-        bytes_moved[node, column] += cost.bytes_moved * repeats
-        is_attention = op.kind == "sdpa"
-        extra = unfused_attention_bytes(op, graph) if is_attention else cost.bytes_moved
-        unfused[node, column] += extra * repeats
-        launches[node, column] += cost.num_launches * repeats
-        # the proxy only splits a node's component among its few ops (two casts, say)
-        time_proxy[op_idx] = cost.flops * 0.02 + cost.bytes_moved + 1.0
-        if unit_idx[node, column] < 0 or not tensor_cores[node, column]:  # a product outranks its bias reduction
-            unit_idx[node, column], tensor_cores[node, column] = _unit_of(
-                op, is_depthwise=_is_depthwise(graph.ops[heads[node]], graph)
-            )
-    slot = node_of_op * NUM_COMPONENTS + component_of_op
     counted = node_of_op >= 0
-    totals = np.bincount(slot[counted], time_proxy[counted], minlength=num_nodes * NUM_COMPONENTS)
-    op_weight[counted] = time_proxy[counted] / totals[slot[counted]]
+    slot = (node_of_op * NUM_COMPONENTS + component_of_op)[counted]
+    unit_idx = np.full((num_nodes, NUM_COMPONENTS), -1, np.int64)
+    tensor_cores = np.zeros((num_nodes, NUM_COMPONENTS), bool)
+    is_depthwise = [_is_depthwise(graph.ops[head], graph) for head in heads]
+    work = np.zeros((5, int(counted.sum())))  # flops, bytes, unfused bytes, launches, time proxy of each counted op
+    for position, op_idx in enumerate(np.flatnonzero(counted)):
+        op, cost = graph.ops[op_idx], costs[op_idx]
+        node, column = node_of_op[op_idx], component_of_op[op_idx]
+        num_bytes, repeats = cost.bytes_moved, op.repeats
+        extra = unfused_attention_bytes(op, graph) if op.kind == "sdpa" else num_bytes
+        # the proxy only splits a node's component among its few ops (two casts, say)
+        proxy = cost.flops * 0.02 + num_bytes + 1.0
+        work[:, position] = (
+            cost.flops * repeats, num_bytes * repeats, extra * repeats, cost.num_launches * repeats, proxy,
+        )  # fmt: skip
+        if unit_idx[node, column] < 0 or not tensor_cores[node, column]:  # a product outranks its bias reduction
+            unit_idx[node, column], tensor_cores[node, column] = _unit_of(op, is_depthwise=is_depthwise[node])
+    totals = np.stack([np.bincount(slot, row, minlength=num_nodes * NUM_COMPONENTS) for row in work])
+    flops, bytes_moved, unfused, launches = totals[:4].reshape(4, num_nodes, NUM_COMPONENTS)
+    op_weight = np.zeros(num_ops)
+    op_weight[counted] = work[4] / totals[4][slot]
 
     in_neighbours, out_neighbours = _node_neighbours(graph, heads, node_of_head)
     raw = np.array([_raw_row(graph.ops[head], graph) for head in heads], np.float64).reshape(num_nodes, len(_RAW_NAMES))
