@@ -22,10 +22,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # runs from a clone, installed or not
 
 from gnnpred.calibration import Calibration, CalibrationPrior, CalibrationRun  # noqa: E402
+from gnnpred.checkpoint import blend  # noqa: E402
 from gnnpred.corpus.store import MeasurementRow, load_graphs, load_rows  # noqa: E402
 from gnnpred.inference_correction import CORRECTION_POWER  # noqa: E402
 from gnnpred.training.data import FlatRows  # noqa: E402
-from gnnpred.training.evaluate import blend  # noqa: E402
 from gnnpred.training.experiments import (  # noqa: E402
     Corpus,
     Fold,

@@ -199,8 +199,13 @@ class Checkpoint:
     def _trees_session(self):
         return _open_session(self._trees_bytes)
 
-    def run(self, arrays: GraphArrays, *, specs_known: bool) -> tuple[np.ndarray, float]:
-        """Time of each merged node's component, (N, C) float64 in ms, and of the whole step in ms."""
+    def run(
+        self, arrays: GraphArrays, *, specs_known: bool, summary: np.ndarray | None = None
+    ) -> tuple[np.ndarray, float]:
+        """Time of each merged node's component, (N, C) float64 in ms, and of the whole step in ms.
+
+        ``summary`` is ``_summary(arrays)`` where the caller has it already.
+        """
         feed = {
             "node_features": arrays.node_features,
             "kind_idx": arrays.kind_idx,
@@ -216,12 +221,18 @@ class Checkpoint:
         op_ms, step_ms = self._session.run(["op_ms", "step_ms"], feed)
         step = float(step_ms[0])
         if self._trees_bytes:
-            step *= (self._trees_ms(arrays) / step) ** self.card.tree_weight
+            step = float(
+                blend(
+                    step,
+                    self._trees_ms(arrays, _summary(arrays) if summary is None else summary),
+                    self.card.tree_weight,
+                )
+            )
         return op_ms.astype(np.float64), step
 
-    def _trees_ms(self, arrays: GraphArrays) -> float:
+    def _trees_ms(self, arrays: GraphArrays, summary: np.ndarray) -> float:
         """Step time by the trees: they correct the roofline of the whole graph."""
-        (log_ratio,) = self._trees_session.run(["log_ratio"], {"features": _summary(arrays)})
+        (log_ratio,) = self._trees_session.run(["log_ratio"], {"features": summary})
         roofline = roofline_ms(arrays.physics_ms, arrays.count, np.zeros(1, np.int64))[0]
         return float(roofline * np.exp(log_ratio[0, 0]))
 
@@ -237,14 +248,15 @@ class Checkpoint:
             raise GnnpredError(f"{graph.name or 'the graph'} has no op that costs time: nothing to predict")
         arrays = encode(structure, job)
         known = job.device.name in self.card.devices
+        summary = _summary(arrays)
         traits = CalibrationRun.of_summary(
-            _summary(arrays)[0],
+            summary[0],
             device=job.device.name,
             is_known_device=known,
             interval_log=self._regime_interval(f"{job.precision}"),
         )
         correction = self.calibration.correct(traits) if self.calibration else None
-        node_ms, compute_ms = self.run(arrays, specs_known=known)
+        node_ms, compute_ms = self.run(arrays, specs_known=known, summary=summary)
         if correction:
             compute_ms *= correction.factor
         counted = structure.op_node_idx >= 0
@@ -319,6 +331,11 @@ class Checkpoint:
             if high <= 0:
                 warnings.append(f"no training run had precision {job.precision}: it is extrapolated from the others")
         return warnings
+
+
+def blend(gnn_ms: np.ndarray | float, trees_ms: np.ndarray | float, tree_weight: float) -> np.ndarray:
+    """Weighted geometric mean of the networks' and the trees' step times: what a checkpoint answers."""
+    return np.exp((1 - tree_weight) * np.log(gnn_ms) + tree_weight * np.log(trees_ms))
 
 
 def _summary(arrays: GraphArrays) -> np.ndarray:

@@ -1,7 +1,6 @@
 """What precision alone does to step time, and what it costs a predictor not to know it."""
 
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,13 @@ from gnnpred.training.evaluate import (
     require_networks,
     run_track,
 )
-from gnnpred.training.experiments import Corpus, RecipeSettings, configuration_of, load_corpus
+from gnnpred.training.experiments import (
+    Corpus,
+    Progress,
+    RecipeSettings,
+    configuration_of,
+    load_encoded_corpus,
+)
 
 CONTRAST_TRACKS = ("family", "blind", "blind_fp32")
 # predictor of the table -> (track, name there). All saw the same training families, the last one fp32/tf32 rows alone.
@@ -31,7 +36,6 @@ PREDICTORS = {
 }
 # Ignores precision and knows everything else: the measured geometric mean of every configuration.
 BLIND_ORACLE = "blind_oracle"
-Progress = Callable[[str, int, int], None]
 
 
 def contrast_of_recipe(
@@ -45,14 +49,7 @@ def contrast_of_recipe(
 ) -> dict[str, Any]:
     """Score the kept networks of the three tracks and compare them; nothing is trained and nothing written."""
     require_networks(datasets, CONTRAST_TRACKS, settings, folds)
-    corpus = load_corpus(
-        datasets,
-        settings,
-        with_blind=True,
-        cache=work / "encoded",
-        num_workers=num_workers,
-        on_row=lambda done, total: on_progress("rows encoded", done, total),
-    )
+    corpus = load_encoded_corpus(datasets, settings, work, num_workers, on_progress, with_blind=True)
     results = {}
     for position, track in enumerate(CONTRAST_TRACKS):
         on_progress("scoring", position, len(CONTRAST_TRACKS))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gnnpred.checkpoint import blend
 from gnnpred.corpus.splits import load_split
 from gnnpred.errors import GnnpredError
 from gnnpred.metrics import ErrorSummary, summarise_errors
@@ -114,11 +115,6 @@ def require_networks(datasets: Path, tracks: Sequence[str], settings: RecipeSett
             f"{len(missing)} fold networks are missing in {folder} ({missing[0]} first): train them with "
             f"`gnnpred evaluate --retrain {options}`"
         )
-
-
-def blend(gnn_ms: np.ndarray, trees_ms: np.ndarray, tree_weight: float) -> np.ndarray:
-    """Weighted geometric mean of the two members, which is what the checkpoint answers."""
-    return np.exp((1 - tree_weight) * np.log(gnn_ms) + tree_weight * np.log(trees_ms))
 
 
 def summaries_by(

@@ -118,6 +118,29 @@ def load_corpus(
     )
 
 
+Progress = Callable[[str, int, int], None]  # what, done, total
+
+
+def load_encoded_corpus(
+    datasets: Path,
+    settings: "RecipeSettings",
+    work: Path,
+    num_workers: int,
+    on_progress: Progress,
+    *,
+    with_blind: bool,
+) -> Corpus:
+    """:func:`load_corpus` with the encoded rows kept in ``work`` and its progress reported as ``rows encoded``."""
+    return load_corpus(
+        datasets,
+        settings,
+        with_blind=with_blind,
+        cache=work / "encoded",
+        num_workers=num_workers,
+        on_row=lambda done, total: on_progress("rows encoded", done, total),
+    )
+
+
 def choose_rows(rows: list[MeasurementRow], num_inference: int) -> list[MeasurementRow]:
     """Rows marked for training, and a sample of inference rows, even over (device, precision, software, layout)."""
     # WaveGlow's graph lacks the log-determinants of its convolutions, whose host cost dominates small steps
@@ -142,7 +165,10 @@ def _digest(datasets: Path, rows: list[MeasurementRow]) -> str:
     """Name of the encoded arrays: changes with the rows and with the code and tables that encode them."""
     package = Path(__file__).parent.parent
     digest = hashlib.sha256()
-    code = [package / name for name in ("features.py", "graph.py", "op_kinds.py", "job.py", "training/rows.py")]
+    code = [
+        package / name
+        for name in ("features.py", "graph.py", "op_kinds.py", "job.py", "software.py", "training/rows.py")
+    ]
     for folder in ("passes", "costs", "hardware"):  # tables too: autocast lists and device figures shape the arrays
         code += sorted(p for p in (package / folder).rglob("*") if p.suffix in (".py", ".toml", ".csv"))
     for path in [*code, datasets / "graphs.jsonl.xz", datasets / "operators.csv.gz"]:

@@ -12,7 +12,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from gnnpred.checkpoint import Checkpoint, CheckpointCard, arrays_to_json
+from gnnpred.checkpoint import Checkpoint, CheckpointCard, arrays_to_json, blend
 from gnnpred.features import (
     FEATURE_SCHEMA_VERSION,
     GLOBAL_FEATURE_NAMES,
@@ -133,7 +133,7 @@ def write_checkpoint(
         if trees is not None:
             row = FlatRows.from_arrays([arrays])
             trees_ms = float(np.exp(trees.predict(summed_features(row))[0]) * roofline_of(row)[0])
-            step_ms *= (trees_ms / step_ms) ** tree_weight
+            step_ms = float(blend(step_ms, trees_ms, tree_weight))
         _, runtime_ms = checkpoint.run(arrays, specs_known=known)
         if abs(runtime_ms / step_ms - 1) > 1e-4:
             raise RuntimeError(f"onnxruntime gives {runtime_ms} ms for {example_name}, the members {step_ms}")

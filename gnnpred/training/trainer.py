@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from gnnpred.training.evaluate import TRACKS, TrackResult, require_networks, run
 from gnnpred.training.experiments import (
     Corpus,
     Fold,
+    Progress,
     RecipeSettings,
     folds_of,
-    load_corpus,
+    load_encoded_corpus,
     load_weights,
     train_folds,
 )
@@ -37,8 +38,6 @@ DEFAULT_FRAMEWORK_VERSION = "2.1"
 ERRORS_FILE = "errors.json"
 INTERVALS_FILE = "intervals.json"
 _RANGE_FEATURES = ("log_batch", "log_physics_ms", "log_launches")
-
-Progress = Callable[[str, int, int], None]
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -87,7 +86,7 @@ def train_checkpoint(
         )
     intervals = json.loads(intervals_path.read_text(encoding="utf-8"))
     started = time.time()
-    corpus = _load(datasets, settings, work, num_workers, on_progress, with_blind=False)
+    corpus = load_encoded_corpus(datasets, settings, work, num_workers, on_progress, with_blind=False)
     (fold,) = folds_of(corpus, "final")
     folder = work / f"{name}-{_settings_digest(settings)}"
     _train(corpus, _jobs([fold], settings.seeds), settings, folder, num_workers, "networks", on_progress)
@@ -150,19 +149,6 @@ def _golden(corpus: Corpus) -> dict[str, tuple[GraphArrays, bool]]:
     return golden
 
 
-def _load(
-    datasets: Path, settings: RecipeSettings, work: Path, workers: int, on_progress: Progress, *, with_blind: bool
-) -> Corpus:
-    return load_corpus(
-        datasets,
-        settings,
-        with_blind=with_blind,
-        cache=work / "encoded",
-        num_workers=workers,
-        on_row=lambda done, total: on_progress("rows encoded", done, total),
-    )
-
-
 def evaluate_recipe(
     name: str,
     settings: RecipeSettings,
@@ -190,7 +176,7 @@ def evaluate_recipe(
     if not retrain:
         require_networks(datasets, tracks or TRACKS, settings, folds)
     with_blind = any(track.startswith("blind") for track in tracks or TRACKS)
-    corpus = _load(datasets, settings, work, num_workers, on_progress, with_blind=with_blind)
+    corpus = load_encoded_corpus(datasets, settings, work, num_workers, on_progress, with_blind=with_blind)
     if retrain:
         began = _started_file(folds, settings).stat().st_mtime
         for file in folds.glob("*.safetensors"):

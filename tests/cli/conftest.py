@@ -26,9 +26,8 @@ class Outcome:
 
 
 @pytest.fixture
-def gnnpred(capsys, monkeypatch):
-    """``gnnpred("predict", path, ...)`` -> code, stdout, stderr."""
-    monkeypatch.setattr("gnnpred.checkpoint.load_checkpoint", lambda name=None: RooflineCheckpoint())
+def cli(capsys):
+    """``cli("predict", path, ...)`` -> code, stdout, stderr, with real checkpoints."""
 
     def call(*arguments: object) -> Outcome:
         capsys.readouterr()
@@ -37,6 +36,13 @@ def gnnpred(capsys, monkeypatch):
         return Outcome(code, captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture
+def gnnpred(cli, monkeypatch):
+    """:func:`cli` with the roofline in place of the network."""
+    monkeypatch.setattr("gnnpred.checkpoint.load_checkpoint", lambda name=None: RooflineCheckpoint())
+    return cli
 
 
 @pytest.fixture

@@ -7,9 +7,7 @@ import pytest
 
 from gnnpred import JobSpec, MeasuredInference, Phase, Precision, Predictor, find_device
 from gnnpred.checkpoint import load_checkpoint
-from gnnpred.cli import run
 from gnnpred.errors import GnnpredError, UsageError
-from tests.cli.conftest import Outcome
 from tests.helpers.graphs import tiny_cnn
 from tests.helpers.onnx_files import model_of, save, value, weight
 from tests.helpers.physics_checkpoint import write_physics_checkpoint
@@ -28,17 +26,6 @@ def mlp(width: int):
     ]
     weights = [weight("a", [width, 256]), weight("b", [10, width])]
     return model_of(nodes, [value("x", ["batch", 256])], [value("y", ["batch", 10])], weights)
-
-
-@pytest.fixture
-def cli(capsys):
-    def call(*arguments: object) -> Outcome:
-        capsys.readouterr()
-        code = run([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return Outcome(code, captured.out, captured.err)
-
-    return call
 
 
 @pytest.fixture
