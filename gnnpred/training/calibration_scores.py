@@ -136,9 +136,7 @@ def _mape(log_error: np.ndarray) -> float:
     return float(np.abs(np.expm1(-log_error)).mean() * 100)
 
 
-def inference_table(
-    result: TrackResult, corpus: Corpus, extra: ExtraRows, interval_log: np.ndarray
-) -> dict[str, Any]:
+def inference_table(result: TrackResult, corpus: Corpus, extra: ExtraRows, interval_log: np.ndarray) -> dict[str, Any]:
     """Errors of training steps without and with the correction by one forward pass of the same graph, GPU, precision
     and software, both predicted by the fold that holds them out; {} where there are no such pairs.
 

@@ -109,21 +109,17 @@ def run_track(
 def require_networks(datasets: Path, tracks: Sequence[str], settings: RecipeSettings, folder: Path) -> None:
     """Raise GnnpredError where networks of a track are missing, before minutes are spent on encoding rows.
 
-    The folds of ``device`` are known from the rows alone; scoring names what is missing there.
+    The folds of ``device`` and ``neusight`` are known from the rows alone; scoring names what is missing there.
     """
     missing, lacking = [], []
     for track in tracks:
-        if track == "device":
+        if track in ("device", NEUSIGHT):
             continue
+        split = load_split(datasets / "splits" / f"{GROUPING_OF_TRACK.get(track, track)}.json")
         none = np.zeros(0, np.int64)
-        if track == NEUSIGHT:
-            fold_names = ["all"]
-        else:
-            split = load_split(datasets / "splits" / f"{GROUPING_OF_TRACK.get(track, track)}.json")
-            fold_names = [str(number) for number in range(split.num_folds)]
         names = [
-            Fold(track, name, none, none).file_name(seed)
-            for name in fold_names
+            Fold(track, str(number), none, none).file_name(seed)
+            for number in range(split.num_folds)
             for seed in range(settings.seeds_of(track))
         ]
         absent = [name for name in names if not (folder / name).is_file()]

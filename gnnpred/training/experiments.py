@@ -251,7 +251,8 @@ def folds_of(corpus: Corpus, track: str) -> Iterator[Fold]:
         held_out = np.isin(corpus.devices, NEUSIGHT_DEVICES)
         is_point = np.array([row.source_id.startswith("neusight") for row in corpus.rows])
         test = held_out & is_training & is_point
-        yield Fold(track, "all", everything[~held_out], everything[test], held_out_devices=NEUSIGHT_DEVICES)
+        if test.any():
+            yield Fold(track, "all", everything[~held_out], everything[test], held_out_devices=NEUSIGHT_DEVICES)
         return
     grouping = {"blind": "family", "blind_fp32": "family"}.get(track, track)
     fold = corpus.fold_of(grouping)
@@ -416,7 +417,9 @@ def predict_fold(
         rows, row_idx, devices = others
     known = np.isin(devices, corpus.devices[fold.train_idx]).astype(np.float32)
     logs = [
-        np.log(predict_rows(load_weights(folder / fold.file_name(seed), settings.train), rows, row_idx, specs_known=known))
+        np.log(
+            predict_rows(load_weights(folder / fold.file_name(seed), settings.train), rows, row_idx, specs_known=known)
+        )
         for seed in range(seeds)
     ]
     return np.exp(np.mean(logs, axis=0))

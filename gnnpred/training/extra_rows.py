@@ -62,7 +62,15 @@ def is_forward_pass(row: MeasurementRow) -> bool:
 
 def software_key(row: MeasurementRow) -> tuple:
     """What a forward pass must share with a training step to correct it."""
-    return (row.graph_id, row.device, row.framework, row.framework_version, row.memory_format, row.compiler, row.precision)
+    return (
+        row.graph_id,
+        row.device,
+        row.framework,
+        row.framework_version,
+        row.memory_format,
+        row.compiler,
+        row.precision,
+    )
 
 
 def choose_extra_rows(corpus: Corpus, all_rows: Sequence[MeasurementRow]) -> tuple[MeasurementRow, ...]:
