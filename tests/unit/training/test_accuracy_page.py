@@ -15,7 +15,7 @@ from gnnpred.training.accuracy_page import accuracy_page, write_accuracy_pages
 from gnnpred.training.error_table import results_table
 from gnnpred.training.experiments import folds_of
 from gnnpred.training.goals import goals
-from gnnpred.training.intervals import conformal_intervals, coverage_table, cross_conformal_bounds
+from gnnpred.training.intervals import coverage_table, cross_conformal_bounds, features_of, fit_intervals
 from gnnpred.training.kernel_errors import kernel_table
 from gnnpred.training.noise import noise_table, repeat_noise
 from gnnpred.training.ranges import out_of_range, range_table
@@ -150,8 +150,9 @@ def test_one_fold_has_nothing_to_calibrate_on(corpus):
         cross_conformal_bounds(single, corpus)
 
 
-def test_conformal_intervals_hold_the_middle_nine_tenths(results, corpus):
-    low, high = conformal_intervals(results["family"], corpus)["all"]
+def test_shipped_intervals_hold_the_middle_nine_tenths(results, corpus):
+    model = fit_intervals(results["family"], corpus)
+    low, high = model.bounds(features_of(results["family"], corpus)).T
     error = np.log(corpus.target_ms[results["family"].row_idx] / results["family"].shipped_ms)
     assert np.mean((error >= low) & (error <= high)) == pytest.approx(0.9, abs=0.01)
 

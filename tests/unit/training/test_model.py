@@ -158,7 +158,8 @@ def checkpoint_folder(rows, tmp_path_factory):
         golden={"first": (rows.arrays_of(0), True)},
         known_kinds=["conv", "relu", "reduce_mean", "linear"], device_rows=dict.fromkeys(DEVICES, 500),
         global_ranges={"log_batch": (0, 5), "log_physics_ms": (-9, 9), "log_launches": (0, 9)},
-        intervals={KNOWN_DEVICE: IntervalModel.constant(-0.2, 0.3).as_dict()}, default_framework_version="2.1", details={},
+        intervals={KNOWN_DEVICE: IntervalModel.constant(-0.2, 0.3).as_dict()}, default_framework_version="2.1",
+        details={},
     )  # fmt: skip
     return folder
 
