@@ -286,7 +286,7 @@ def test_the_page_has_every_section_and_links_the_plots(table):
     for words in (
         "## All tracks", "## Goals and what was reached", "## Unseen family", "### Unseen family by GPU and precision",
         "### Unseen family by family", "### Unseen family by source", "### Unseen GPU: 90 % interval",
-        "### Unseen family: range warnings", "### The 20 worst rows, unseen family", "no reason found",
+        "### Unseen family: warnings", "### The 20 worst rows, unseen family", "no reason found",
         "What precision does", "## Noise floor", "## Single kernels on unseen GPUs",
         "(../checkpoints/base/parity-family.png)",
     ):  # fmt: skip
