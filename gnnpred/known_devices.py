@@ -45,10 +45,6 @@ class KnownDevices:
                 continue
         return specs
 
-    @property
-    def architectures(self) -> frozenset[str]:
-        return frozenset(spec.architecture for spec in self._specs.values())
-
     def rows_of_generation(self, device: DeviceSpec) -> int:
         """Training rows on GPUs of the same architecture."""
         return sum(
@@ -59,8 +55,17 @@ class KnownDevices:
         """Training rows on GPUs of NVIDIA, or on all others."""
         return sum(self.rows_by_device[n] for n, spec in self._specs.items() if spec.is_nvidia == device.is_nvidia)
 
+    @cached_property
+    def _novelty_of(self) -> dict[DeviceSpec, Novelty]:
+        return {}
+
     def novelty(self, device: DeviceSpec) -> Novelty:
         """What there is of the GPU, of its generation and of GPUs with a like specification."""
+        if device not in self._novelty_of:  # a warm predictor asks for the same few again and again
+            self._novelty_of[device] = self._find_novelty(device)
+        return self._novelty_of[device]
+
+    def _find_novelty(self, device: DeviceSpec) -> Novelty:
         own = spec_vector(device)
         nearest, distance = "", MAX_DISTANCE
         for name, spec in self._specs.items():
