@@ -33,7 +33,7 @@ from gnnpred.graph import OpGraph
 from gnnpred.graph_summary import SUMMARY_FEATURE_NAMES, roofline_ms, summarise_graphs
 from gnnpred.intervals import KNOWN_DEVICE, UNSEEN_DEVICE, IntervalModel, interval_features, interval_models
 from gnnpred.job import JobSpec
-from gnnpred.known_devices import MIN_ROWS_OF_RELATIVE, KnownDevices, Novelty, device_warnings
+from gnnpred.known_devices import KnownDevices, Novelty, device_warnings
 from gnnpred.op_kinds import OP_KINDS
 
 DEFAULT_CHECKPOINT = "base"
@@ -77,6 +77,7 @@ class CheckpointCard:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "CheckpointCard":
+        where = f"card of checkpoint {content['name']!r}"
         return cls(
             name=content["name"],
             feature_schema=content["feature_schema"],
@@ -88,13 +89,11 @@ class CheckpointCard:
             tree_weight=content.get("tree_weight", 0.0),
             calibration_sha256=content.get("calibration_sha256", ""),
             devices=tuple(content["devices"]),
-            known_devices=KnownDevices(
-                content.get("device_rows") or dict.fromkeys(content["devices"], MIN_ROWS_OF_RELATIVE)
-            ),
+            known_devices=KnownDevices.from_json(content.get("device_rows", {}), where=where),
             default_framework_version=content["default_framework_version"],
             known_kinds=tuple(content["known_kinds"]),
             global_ranges={k: tuple(v) for k, v in content["global_ranges"].items()},
-            intervals=interval_models(content.get("intervals", {}), where=f"card of checkpoint {content['name']!r}"),
+            intervals=interval_models(content.get("intervals", {}), where=where),
             raw=content,
         )
 

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from gnnpred.errors import UsageError
+from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.graph import DType
 from gnnpred.hardware import DeviceSpec, find_device
 
@@ -34,6 +35,16 @@ class KnownDevices:
     """Training rows of whole steps by GPU name."""
 
     rows_by_device: Mapping[str, int]
+
+    @classmethod
+    def from_json(cls, content: Any, *, where: str) -> "KnownDevices":
+        """From a table of GPU name to rows; raises GnnpredError for anything else. ``where`` names the file."""
+        is_table = isinstance(content, Mapping) and all(
+            isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in content.values()
+        )
+        if not is_table:
+            raise GnnpredError(f"{where}: device_rows must be a table of GPU name to number of rows")
+        return cls({str(name): count for name, count in content.items()})
 
     @cached_property
     def _specs(self) -> dict[str, DeviceSpec]:

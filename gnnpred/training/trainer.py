@@ -13,7 +13,7 @@ from gnnpred.corpus.store import load_rows
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.features import GLOBAL_FEATURE_NAMES, KIND_IDX, GraphArrays
 from gnnpred.files import replaced_when_done
-from gnnpred.intervals import KNOWN_DEVICE, UNSEEN_DEVICE
+from gnnpred.intervals import KNOWN_DEVICE, UNSEEN_DEVICE, interval_models
 from gnnpred.training.accuracy_page import write_accuracy_pages
 from gnnpred.training.error_table import results_table
 from gnnpred.training.evaluate import TRACKS, TrackResult, require_networks, run_track
@@ -88,6 +88,7 @@ def train_checkpoint(
             "the intervals on held-out groups"
         )
     intervals = json.loads(intervals_path.read_text(encoding="utf-8"))
+    interval_models(intervals, where=str(intervals_path))  # before minutes are spent on training
     started = time.time()
     corpus = load_encoded_corpus(datasets, settings, work, num_workers, on_progress, with_blind=False)
     (fold,) = folds_of(corpus, "final")

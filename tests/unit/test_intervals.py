@@ -138,3 +138,13 @@ def test_a_card_of_another_version_is_refused(tmp_path):
     (folder / "card.json").write_text(json.dumps(card))
     with pytest.raises(GnnpredError, match="train it again"):
         load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("rows", [["V100"], {"V100-SXM2-16GB": -1}, {"V100-SXM2-16GB": "many"}])
+def test_device_rows_that_are_no_counts_are_refused(tmp_path, rows):
+    folder = write_physics_checkpoint(tmp_path / "c", devices=["V100-SXM2-16GB"])
+    card = json.loads((folder / "card.json").read_text())
+    card["device_rows"] = rows
+    (folder / "card.json").write_text(json.dumps(card))
+    with pytest.raises(GnnpredError, match="number of rows"):
+        load_checkpoint(folder)
