@@ -90,6 +90,7 @@ class MeasurementRow:
     strategy: str = ""  # several GPUs: ddp | dp | fsdp
     checkpointing: str = ""  # "" none | full: every layer's forward pass runs twice
     attention: str = ""  # "" as the framework's version decides | fused | eager
+    derived_from: str = ""  # row_id of the run on several GPUs whose compute this is
 
     def job(self, device: DeviceSpec | None = None) -> JobSpec:
         """The job that was measured. TensorRT engines are treated as compiled graphs."""
