@@ -81,7 +81,7 @@ class JobSpec:
     tf32_matmul: bool = True  # under tf32: also matmul (False: convolutions and RNNs only, PyTorch >= 1.12's default)
     host_copy: bool = False  # the batch is copied from pageable host memory inside the step
     data_loader: bool = False  # a real data pipeline feeds the step
-    attention: str = "auto"  # fused: one kernel (flash attention, a container's own); eager: in pieces; auto: by version
+    attention: str = "auto"  # fused: one kernel (flash attention); eager: in pieces; auto: by version
     activation_checkpointing: str = "none"  # full: repeated layers run their forward pass again in the backward pass
     gpus: int = 1
     nodes: int = 1

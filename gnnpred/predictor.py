@@ -193,8 +193,13 @@ def prepare(graph: OpGraph, job: JobSpec) -> PreparedGraph:
         tf32_matmul=job.tf32_matmul,
     )
     foreach = has_foreach_optimizer(job.framework, job.framework_version, job.optimizer)
-    checkpointing = job.activation_checkpointing == "full"
-    step = complete_step(lowered, phase=job.phase, optimizer=job.optimizer, foreach=foreach, checkpointing=checkpointing)
+    step = complete_step(
+        lowered,
+        phase=job.phase,
+        optimizer=job.optimizer,
+        foreach=foreach,
+        checkpointing=job.activation_checkpointing == "full",
+    )
     return PreparedGraph(
         graph=step,
         costs=tuple(op_costs(step)),

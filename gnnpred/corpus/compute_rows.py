@@ -6,8 +6,9 @@ and the optimizer add is what one GPU would take with its weights in memory: a `
 
 What is taken off, per micro-batch (:func:`estimate_overhead`):
 
-* of the collectives (two all-gathers of the weights and one reduce-scatter, in the half type), the part of one layer, which nothing hides, and what compute loses while the
-  others run (``contention`` of :mod:`gnnpred.communication.timeline`);
+* of the collectives (two all-gathers of the weights and one reduce-scatter, in the half type), the part of one layer,
+  which nothing hides, and what compute loses while the others run (``contention`` of
+  :mod:`gnnpred.communication.timeline`);
 * of the update, seven passes over this GPU's share of fp32 weights, gradients and two moments, spread over the
   micro-batches of a step.
 """
