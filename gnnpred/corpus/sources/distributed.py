@@ -147,7 +147,8 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
             seq_len=length,
         )
         checkpointing = "full" if "checkpointing on" in record["note"] else ""
-        unused = unused or (checkpointing and "activation checkpointing: the forward pass runs twice")
+        if common.precision is Precision.MIXED:  # Megatron keeps its weights in half beside fp32 masters
+            common = common.replace(activation_rule=ActivationRule.ALL_HALF)
         return common.replace(key=key, checkpointing=checkpointing, unused_reason=unused)
     else:
         return f"{model}: not rebuilt"
