@@ -34,6 +34,7 @@ def test_roofline_constants_fall_back_from_device_to_precision_to_all():
 
 
 def test_encoded_rows_are_named_by_their_job_as_well_as_by_their_time(tmp_path):
+    pytest.importorskip("torch_geometric")
     from gnnpred.training.experiments import _digest
     from tests.helpers.corpus import make_row
 
