@@ -329,7 +329,9 @@ class GraphArrays:
 
 
 def has_fused_attention(job: JobSpec) -> bool:
-    """Whether scaled-dot-product attention runs as one kernel (PyTorch from 2.0 on, in half types)."""
+    """Whether scaled-dot-product attention runs as one kernel: what the job says, else PyTorch from 2.0 on."""
+    if job.attention != "auto":
+        return job.attention == "fused"
     version = framework_version_number(job.framework_version)
     return job.framework == "kernel" or (job.framework == "pytorch" and (version >= 2 or version == 0))
 

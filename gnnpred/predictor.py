@@ -118,7 +118,7 @@ class Predictor:
     def _prepare(self, graph: OpGraph, job: JobSpec) -> "PreparedGraph":
         key = (
             id(graph), job.batch_size, job.precision, job.phase, job.optimizer, job.activation_rule, job.tf32_matmul,
-            job.framework, job.framework_version,
+            job.framework, job.framework_version, job.activation_checkpointing,
         )  # fmt: skip
         # the graph is kept beside the result: its id stays taken as long as the entry lives
         return _cached(self._prepared_cache, key, lambda: (graph, prepare(graph, job)))[1]
@@ -193,7 +193,13 @@ def prepare(graph: OpGraph, job: JobSpec) -> PreparedGraph:
         tf32_matmul=job.tf32_matmul,
     )
     foreach = has_foreach_optimizer(job.framework, job.framework_version, job.optimizer)
-    step = complete_step(lowered, phase=job.phase, optimizer=job.optimizer, foreach=foreach)
+    step = complete_step(
+        lowered,
+        phase=job.phase,
+        optimizer=job.optimizer,
+        foreach=foreach,
+        checkpointing=job.activation_checkpointing == "full",
+    )
     return PreparedGraph(
         graph=step,
         costs=tuple(op_costs(step)),

@@ -123,12 +123,16 @@ def _track_entry(result: TrackResult, corpus: Corpus) -> dict[str, Any]:
     if result.track in ("architecture", "family"):
         is_half = np.isin(corpus.precisions, HALF_PRECISIONS)
         is_a100_h100 = np.array([d.startswith(("A100", "H100")) for d in corpus.devices])
+        is_language = np.isin(families, LANGUAGE_FAMILIES) & is_half & is_a100_h100
+        is_derived = np.array([bool(row.derived_from) for row in corpus.rows])
         for name, mask in (
             (
                 "timm_rtx3090_mixed",
                 (sources == "timm") & (corpus.devices == "RTX3090") & (corpus.precisions == "mixed"),
             ),
-            ("language_models_half_a100_h100", np.isin(families, LANGUAGE_FAMILIES) & is_half & is_a100_h100),
+            ("language_models_half_a100_h100", is_language),
+            ("language_models_half_a100_h100_timed_alone", is_language & ~is_derived),
+            ("language_models_half_a100_h100_derived", is_language & is_derived),
         ):
             if mask[result.row_idx].any():
                 entry[name] = summary_of(result, corpus, mask).as_dict()

@@ -39,15 +39,21 @@ def goals(table: dict[str, Any]) -> Iterator[Goal]:
             yield _summary_goal(
                 f"unseen {track}, {precision}", by_precision.get(precision), mape_pct=max_mape, median_pct=max_median
             )
+    for track in ("architecture", "family"):
+        for name, which in (
+            ("", ""),
+            ("_timed_alone", ", timed on one GPU"),
+            ("_derived", ", compute of sharded runs on several GPUs"),
+        ):
+            summary = tracks.get(track, {}).get(f"language_models_half_a100_h100{name}")
+            if summary:
+                yield _summary_goal(
+                    f"unseen {track}, language models, half precisions, A100 and H100{which}", summary, mape_pct=10
+                )
     if "family" in tracks:
         entry = tracks["family"]
         yield _summary_goal(
             "unseen family, RTX 3090 mixed (timm)", entry.get("timm_rtx3090_mixed"), mape_pct=7, p90_pct=15
-        )
-        yield _summary_goal(
-            "unseen family, language models, half precisions, A100 and H100",
-            entry.get("language_models_half_a100_h100"),
-            mape_pct=10,
         )
     if "median_over_recent_nvidia_of_mape_pct" in tracks.get("device", {}):
         value = tracks["device"]["median_over_recent_nvidia_of_mape_pct"]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gnnpred.costs import op_costs
+from gnnpred.errors import UsageError
 from gnnpred.features import (
     COMPONENTS,
     GLOBAL_FEATURE_NAMES,
@@ -12,6 +13,7 @@ from gnnpred.features import (
     SPEC_FEATURE_NAMES,
     encode,
     graph_structure,
+    has_fused_attention,
 )
 from gnnpred.graph import Component, DType, Op, OpGraph, Role, TensorSpec
 from gnnpred.hardware import find_device
@@ -209,3 +211,20 @@ def test_grouped_nhwc_half_convolutions_without_a_fast_backward(groups, channels
 )
 def test_old_pytorch_updates_one_tensor_after_the_other(framework, version, optimizer, expected):
     assert has_foreach_optimizer(framework, version, optimizer) is expected
+
+
+@pytest.mark.parametrize(
+    ("version", "attention", "expected"),
+    [("2.1", "auto", True), ("1.13", "auto", False), ("1.13", "fused", True), ("2.1", "eager", False)],
+)
+def test_attention_is_what_the_job_says_else_by_version(version, attention, expected):
+    job = JobSpec(device=find_device("A100-SXM4-80GB"), framework_version=version, attention=attention)
+    assert has_fused_attention(job) is expected
+
+
+def test_a_job_with_unknown_attention_or_checkpointing_is_refused():
+    device = find_device("A100-SXM4-80GB")
+    with pytest.raises(UsageError, match="unknown attention 'flash'"):
+        JobSpec(device=device, attention="flash")
+    with pytest.raises(UsageError, match="unknown activation checkpointing 'selective'"):
+        JobSpec(device=device, activation_checkpointing="selective")

@@ -163,3 +163,12 @@ def test_graphs_are_prepared_once_and_devices_share_them(predictor):
     second = predictor.predict(graph, JobSpec(device=find_device("T4")))
     assert first.graph is second.graph
     assert second.step_time_ms > first.step_time_ms
+
+
+def test_checkpointed_layers_lengthen_the_backward_alone(predictor):
+    plain, again = (
+        predictor.predict(tiny_cnn(), JobSpec(device=A100, activation_checkpointing=name)).breakdown_ms
+        for name in ("none", "full")
+    )
+    assert again["forward"] == pytest.approx(plain["forward"])
+    assert again["backward"] > plain["backward"]
