@@ -46,9 +46,11 @@ _CUDNN_8_3_PYTORCH = 1 + 12 / 20  # PyTorch 1.12 came with cuDNN 8.3, whose fast
 
 # Power caps the clock of small cards. What a watt sustains in fp32 on the plain cores doubles about every five years:
 # 0.06 TFLOP/s/W in 2018 (T4, 8.1 TFLOP/s at 70 W, sustains 3.3 to 4.5), 0.12 in 2023 (L4, 30 at 72 W, sustains 9 to 11).
-# Where the peak asks for less than that, the cap does nothing (V100, A100, H100: 0.05, 0.05, 0.10 asked for).
+# Where the peak asks for less than that, the cap does nothing (V100, A100, H100: 0.05, 0.05, 0.10 asked for). A lower
+# clock needs less voltage, so the rate falls more slowly than the power.
 FP32_TFLOPS_PER_WATT_2018 = 0.06
 _FP32_PER_WATT_GROWTH = 0.14  # per year, of the logarithm
+_CLOCK_OF_POWER = 0.8  # exponent
 # Flash attention computes heads in tiles of 32 channels.
 _HEAD_DIM_TILE = 32
 
@@ -358,7 +360,7 @@ def sustained_share(device: DeviceSpec) -> float:
         return 1.0
     per_watt = FP32_TFLOPS_PER_WATT_2018 * np.exp(_FP32_PER_WATT_GROWTH * (device.year - 2018))
     asked = device.fp32_tflops / device.tdp_w / per_watt
-    return float((1 + asked**4) ** -0.25)
+    return float(max(asked, 1.0) ** -_CLOCK_OF_POWER)
 
 
 def _attention_share(structure: GraphStructure, *, fused: bool) -> np.ndarray:
