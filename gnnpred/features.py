@@ -45,7 +45,7 @@ SLOW_GROUPED_FLOPS_PER_TAP = 4500.0
 _CUDNN_8_3_PYTORCH = 1 + 12 / 20  # PyTorch 1.12 came with cuDNN 8.3, whose fast kernels cover more
 
 # Power caps the clock of small cards. What a watt sustains in fp32 on the plain cores doubles about every five years:
-# 0.06 TFLOP/s/W in 2018 (T4, 8.1 TFLOP/s at 70 W, sustains 3.3 to 4.5), 0.12 in 2023 (L4, 30 at 72 W, sustains 9 to 11).
+# 0.06 TFLOP/s/W in 2018 (T4, 8.1 TFLOP/s at 70 W, sustains 3.3 to 4.5), 0.12 in 2023 (L4, 30 at 72 W, 9 to 11).
 # Where the peak asks for less than that, the cap does nothing (V100, A100, H100: 0.05, 0.05, 0.10 asked for). A lower
 # clock needs less voltage, so the rate falls more slowly than the power.
 FP32_TFLOPS_PER_WATT_2018 = 0.06
@@ -301,7 +301,8 @@ NODE_FEATURE_NAMES: tuple[str, ...] = (
     *(f"log_physics_us_{c}" for c in COMPONENTS[:3]),
     *(f"log_flop_to_byte_time_{c}" for c in COMPONENTS[:3]),
     "log_flops", "log_bytes", "log_launches", "log_total_physics_us", "log_waves", "wave_efficiency",
-    "small_tile_wave_efficiency", "log_flop_per_sm_cycle", "log_peak_per_watt", "log_bytes_to_l2", *(f"log_{name}" for name in _LOG_RAW), *_PLAIN_RAW, *_CONV_CROSSES, "slow_grouped_conv",
+    "small_tile_wave_efficiency", "log_flop_per_sm_cycle", "log_peak_per_watt", "log_bytes_to_l2",
+    *(f"log_{name}" for name in _LOG_RAW), *_PLAIN_RAW, *_CONV_CROSSES, "slow_grouped_conv",
     *(f"category_{c}" for c in CATEGORIES), *(f"compute_{d}" for d in COMPUTE_DTYPES),
 )  # fmt: skip
 
@@ -364,7 +365,7 @@ def sustained_share(device: DeviceSpec) -> float:
 
 
 def _attention_share(structure: GraphStructure, *, fused: bool) -> np.ndarray:
-    """(N,) share of an attention's counted flops that a fused kernel computes: half under a causal mask, whole tiles."""
+    """(N,) flops of a fused attention kernel over those counted: half under a causal mask, heads padded to tiles."""
     raw = structure.raw
     is_attention = (structure.category_idx == _CATEGORY_IDX[Category.ATTENTION]) & fused
     head_dim = np.maximum(raw[:, _RAW_IDX["k"]], 1)

@@ -20,10 +20,11 @@ from gnnpred.files import replaced_when_done
 from gnnpred.graph import DType, Op, OpGraph, Role, TensorSpec
 from gnnpred.hardware import DeviceSpec, find_device
 
-# Launch and timing overhead inside the times of a source, in us. Sources that time whole calls hold the host's dispatch,
-# which differs by machine, op and direction: it is read off the group's own smallest kernels (:func:`overhead_us`), and
-# these are for groups that have none. Fitted on the tables: NeuSight's 41 groups with small kernels have 13 to 69 us
-# (median 31), straight lines through Sailor's and SuperScaler's elementwise ops start at 8 us forward and 20 us backward.
+# Launch and timing overhead inside the times of a source, in us. Sources that time whole calls hold the host's
+# dispatch, which differs by machine, op and direction: it is read off the group's own smallest kernels
+# (:func:`overhead_us`; NeuSight: 12 to 58 us in 60 groups), and these are for groups that have none. Straight lines
+# through the times of elementwise ops start near 8 us forward and 20 us backward for Sailor, and at 5 us for
+# estimate-train-time.
 OVERHEAD_US = {
     ("neusight", "fwd"): 25.0, ("sailor", "fwd"): 8.0, ("sailor", "bwd"): 20.0, ("superscaler", "fwd"): 8.0,
     ("superscaler", "bwd"): 15.0, ("justus2018", "fwd"): 150.0, ("ett", "fwd"): 5.0, ("ett", "bwd"): 5.0,

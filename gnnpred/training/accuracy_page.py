@@ -213,10 +213,10 @@ def _kernel_section(kernels: dict[str, Any]) -> list[str]:
     lines = [
         "## Single kernels on unseen GPUs",
         "",
-        "The networks of each held-out GPU on that GPU's timed kernels, which they did not see either. Beside them, MAPE "
-        "of what was fitted on the other GPUs' kernels alone: a constant (roofline time times the median ratio of the op "
-        "kind), two parameters (efficiency and latency per op kind, direction, precision and source), boosted trees, and "
-        "the geometric mean of networks and trees. Per-op times of a prediction come from the networks alone.",
+        "The networks of each held-out GPU on that GPU's timed kernels, which they did not see either. Beside them, "
+        "MAPE of what was fitted on the other GPUs' kernels alone: a constant (roofline time times the median ratio of "
+        "the op kind), two parameters (efficiency and latency per op kind, direction, precision and source), boosted "
+        "trees, and the geometric mean of networks and trees. Per-op times of a prediction come from the networks.",
         "",
         "| kernels | n | MAPE | median | p90 | bias | constant | two parameters | trees | with trees |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
@@ -237,8 +237,7 @@ def _kernel_section(kernels: dict[str, Any]) -> list[str]:
     return [
         *lines,
         "",
-        "**Does not show** steps: there kernels share caches, launches and clocks. The trees of whole steps have no part "
-        "in this.",
+        "**Does not show** steps: there kernels share caches, launches and clocks. Trees of steps have no part in it.",
     ]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from gnnpred.checkpoint import blend
-from gnnpred.features import GLOBAL_FEATURE_NAMES, SPEC_FEATURE_NAMES
+from gnnpred.features import SPEC_FEATURE_NAMES
 from gnnpred.metrics import summarise_errors
 from gnnpred.training.experiments import Corpus, Fold, RecipeSettings, load_weights
 from gnnpred.training.loop import OperatorRows
@@ -43,8 +43,7 @@ def kernel_features(operators: OperatorRows) -> np.ndarray:
     18 to 32 % with it.
     """
     rows = operators.rows
-    first = len(SPEC_FEATURE_NAMES)
-    assert GLOBAL_FEATURE_NAMES[:first] == SPEC_FEATURE_NAMES
+    first = len(SPEC_FEATURE_NAMES)  # the specification comes first among the globals
     log_physics = np.log(timed_physics_ms(operators) + 1e-9)[:, None]
     parts = [rows.node_features, rows.globals[:, first:], operators.timed, log_physics, rows.kind_idx[:, None]]
     return np.concatenate(parts, axis=1).astype(np.float32)
