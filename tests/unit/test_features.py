@@ -217,7 +217,7 @@ def test_old_pytorch_updates_one_tensor_after_the_other(framework, version, opti
 
 def test_power_caps_the_fp32_peak_of_small_boards_alone():
     assert sustained_share(A100) == 1
-    assert sustained_share(V100) == 1
+    assert sustained_share(V100) > 0.97
     assert 0.4 < sustained_share(find_device("T4")) < 0.7
     assert 0.25 < sustained_share(find_device("L4")) < 0.45
     # no power stated: nothing is known of a cap

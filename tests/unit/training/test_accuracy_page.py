@@ -91,12 +91,18 @@ def _kernels(corpus):
         OperatorRow("lab", row.device, "gemm", "fwd", "bf16" if i % 3 else "fp16", (1,), 1.0)
         for i, row in enumerate(corpus.rows)
     ]
-    first_nodes = operators.rows.physics_ms[operators.rows.node_start[:-1]]  # a kernel is one node
+    first = operators.rows.node_start[:-1]  # a kernel is one node
+    first_nodes = operators.rows.physics_ms[first]
     physics = first_nodes.sum(1).astype(float)
     is_t4 = np.array([row.device == "T4" for row in rows])
     timed = dataclasses.replace(
         operators,
-        rows=dataclasses.replace(operators.rows, physics_ms=first_nodes),
+        rows=dataclasses.replace(
+            operators.rows,
+            physics_ms=first_nodes,
+            node_features=operators.rows.node_features[first],
+            kind_idx=operators.rows.kind_idx[first],
+        ),
         timed=np.ones_like(first_nodes),
         target_ms=physics * np.where(is_t4, 2, 1),
     )
