@@ -20,7 +20,7 @@ from gnnpred.job import ActivationRule, JobSpec, Phase, Precision
 from gnnpred.op_kinds import OP_KINDS, Category, category_of
 from gnnpred.software import framework_version_number
 
-FEATURE_SCHEMA_VERSION = 1
+FEATURE_SCHEMA_VERSION = 2
 
 COMPONENTS: tuple[Component, ...] = tuple(Component)
 NUM_COMPONENTS = len(COMPONENTS)
@@ -44,13 +44,23 @@ WINOGRAD_GAIN = 2.25
 SLOW_GROUPED_FLOPS_PER_TAP = 4500.0
 _CUDNN_8_3_PYTORCH = 1 + 12 / 20  # PyTorch 1.12 came with cuDNN 8.3, whose fast kernels cover more
 
+# Power caps the clock of small cards. What a watt sustains in fp32 on the plain cores doubles about every five years:
+# 0.06 TFLOP/s/W in 2018 (T4, 8.1 TFLOP/s at 70 W, sustains 3.3 to 4.5), 0.12 in 2023 (L4, 30 at 72 W, 9 to 11).
+# Where the peak asks for less than that, the cap does nothing (V100, A100, H100: 0.05, 0.05, 0.10 asked for). A lower
+# clock needs less voltage, so the rate falls more slowly than the power.
+FP32_TFLOPS_PER_WATT_2018 = 0.06
+_FP32_PER_WATT_GROWTH = 0.14  # per year, of the logarithm
+_CLOCK_OF_POWER = 0.8  # exponent
+# Flash attention computes heads in tiles of 32 channels.
+_HEAD_DIM_TILE = 32
+
 # Pageable host-to-device copies reach about 6 GB/s on PCIe 3 hosts; the GNN corrects it.
 HOST_COPY_GB_S = 6.0
 
 _RAW_NAMES = (
     "in_elements", "param_elements", "out_elements", "batch_count", "m", "n", "k", "kernel_area", "stride", "groups",
     "channels_per_group", "last_dim", "in_bytes_per_element", "out_bytes_per_element",
-    "needs_input_gradient", "is_depthwise", "is_parameter_derived", "m_mod8", "n_mod8", "k_mod8",
+    "needs_input_gradient", "is_depthwise", "is_parameter_derived", "m_mod8", "n_mod8", "k_mod8", "is_causal",
 )  # fmt: skip
 _RAW_IDX = {name: i for i, name in enumerate(_RAW_NAMES)}
 _LOG_RAW = (
@@ -136,6 +146,7 @@ def _raw_row(op: Op, graph: OpGraph) -> list[float]:
         out_shape[-1] if out_shape else 1, in_width, out_width,
         0.0, float(is_depthwise), float(derived and bool(op.inputs)),
         float(m > 0 and m % 8 == 0), float(n > 0 and n % 8 == 0), float(k > 0 and k % 8 == 0),
+        float(op.kind == "sdpa" and bool(op.attributes.get("causal"))),
     ]  # fmt: skip
 
 
@@ -290,7 +301,8 @@ NODE_FEATURE_NAMES: tuple[str, ...] = (
     *(f"log_physics_us_{c}" for c in COMPONENTS[:3]),
     *(f"log_flop_to_byte_time_{c}" for c in COMPONENTS[:3]),
     "log_flops", "log_bytes", "log_launches", "log_total_physics_us", "log_waves", "wave_efficiency",
-    "log_bytes_to_l2", *(f"log_{name}" for name in _LOG_RAW), *_PLAIN_RAW, *_CONV_CROSSES, "slow_grouped_conv",
+    "small_tile_wave_efficiency", "log_flop_per_sm_cycle", "log_peak_per_watt", "log_bytes_to_l2",
+    *(f"log_{name}" for name in _LOG_RAW), *_PLAIN_RAW, *_CONV_CROSSES, "slow_grouped_conv",
     *(f"category_{c}" for c in CATEGORIES), *(f"compute_{d}" for d in COMPUTE_DTYPES),
 )  # fmt: skip
 
@@ -340,7 +352,28 @@ def _unit_peaks(device: DeviceSpec) -> np.ndarray:
     """(2, len(COMPUTE_DTYPES)) flop/us without and with tensor cores."""
     plain = np.array([device.fp64_tflops or device.fp32_tflops / 32, *[device.fp32_tflops] * 5])
     tensor = np.array([device.peak_tflops(dtype) or device.fp32_tflops for dtype in COMPUTE_DTYPES])
+    # products on the plain cores draw the most power; elementwise arithmetic rarely bounds anything
+    tensor[_DTYPE_IDX[DType.FP32]] *= sustained_share(device)
     return np.stack([plain, tensor]) * 1e6  # 1 TFLOP/s = 1e6 flop/us
+
+
+def sustained_share(device: DeviceSpec) -> float:
+    """Share of the plain fp32 peak that the board's power sustains, in (0, 1]."""
+    if not device.tdp_w:
+        return 1.0
+    per_watt = FP32_TFLOPS_PER_WATT_2018 * np.exp(_FP32_PER_WATT_GROWTH * (device.year - 2018))
+    asked = device.fp32_tflops / device.tdp_w / per_watt
+    return float(max(asked, 1.0) ** -_CLOCK_OF_POWER)
+
+
+def _attention_share(structure: GraphStructure, *, fused: bool) -> np.ndarray:
+    """(N,) flops of a fused attention kernel over those counted: half under a causal mask, heads padded to tiles."""
+    raw = structure.raw
+    is_attention = (structure.category_idx == _CATEGORY_IDX[Category.ATTENTION]) & fused
+    head_dim = np.maximum(raw[:, _RAW_IDX["k"]], 1)
+    padded = np.ceil(head_dim / _HEAD_DIM_TILE) * _HEAD_DIM_TILE / head_dim
+    causal = np.where(raw[:, _RAW_IDX["is_causal"]] > 0, 0.5 + 64 / np.maximum(raw[:, _RAW_IDX["n"]], 128), 1.0)
+    return np.where(is_attention, padded * causal, 1.0)
 
 
 def encode(structure: GraphStructure, job: JobSpec, *, input_gradient: bool = False) -> GraphArrays:
@@ -350,7 +383,7 @@ def encode(structure: GraphStructure, job: JobSpec, *, input_gradient: bool = Fa
     fused = has_fused_attention(job)
     bytes_moved = structure.bytes_moved if fused else structure.unfused_bytes
     peak = np.where(structure.unit_idx >= 0, peaks[structure.on_tensor_cores.astype(int), structure.unit_idx], 1.0)
-    flop_us = structure.flops / peak
+    flop_us = structure.flops * _attention_share(structure, fused=fused)[:, None] / peak
     flop_us = flop_us / np.where(_is_winograd(structure)[:, None], WINOGRAD_GAIN, 1.0)
     byte_us = bytes_moved / (device.mem_bandwidth_gb_s * 1e3)  # 1 GB/s = 1e3 bytes/us
     is_slow_grouped = _is_slow_grouped(structure, job)
@@ -364,9 +397,17 @@ def encode(structure: GraphStructure, job: JobSpec, *, input_gradient: bool = Fa
 
     raw = structure.raw
     m, n, batch_count = (raw[:, _RAW_IDX[name]] for name in ("m", "n", "batch_count"))
+    small_tiles = np.ceil(m / 64) * np.ceil(n / 64) * np.maximum(batch_count, 1)
     tiles = np.ceil(m / 128) * np.ceil(n / 128) * np.maximum(batch_count, 1)
     waves = tiles / max(device.num_sms, 1)
     wave_efficiency = np.where(tiles > 0, waves / np.maximum(np.ceil(waves), 1), 1.0)
+    small_waves = small_tiles / max(device.num_sms, 1)
+    small_wave_efficiency = np.where(tiles > 0, small_waves / np.maximum(np.ceil(small_waves), 1), 1.0)
+    is_product = (structure.flops.sum(1) > 0) & (tiles > 0)
+    main_peak = peak[:, 0] / 1e6  # TFLOP/s
+    flop_per_sm_cycle = main_peak * 1e6 / (max(device.num_sms, 1) * max(device.boost_clock_mhz, 300))
+    # a board of unknown power counts as one of 250 W
+    peak_per_watt = main_peak / (device.tdp_w or 250.0)
     total_us = physics_us.sum(1)
     main_unit = np.where(structure.unit_idx[:, 0] >= 0, structure.unit_idx[:, 0], structure.unit_idx.max(1))
     num_nodes = len(raw)
@@ -385,6 +426,9 @@ def encode(structure: GraphStructure, job: JobSpec, *, input_gradient: bool = Fa
             np.log(total_us + 1e-2)[:, None],
             np.log(waves + 0.1)[:, None],
             wave_efficiency[:, None],
+            small_wave_efficiency[:, None],
+            np.where(is_product, np.log(np.maximum(flop_per_sm_cycle, 1e-3)), np.log(128.0))[:, None],
+            np.where(is_product, np.log(np.maximum(peak_per_watt, 1e-4)), np.log(0.1))[:, None],
             np.log((bytes_moved[:, 0] + 1) / l2_bytes)[:, None],
             np.log(raw[:, [_RAW_IDX[name] for name in _LOG_RAW]] + 1),
             raw[:, [_RAW_IDX[name] for name in _PLAIN_RAW]],

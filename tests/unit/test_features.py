@@ -1,5 +1,7 @@
 """Features: nodes, components, physics, merging."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from gnnpred.features import (
     encode,
     graph_structure,
     has_fused_attention,
+    sustained_share,
 )
 from gnnpred.graph import Component, DType, Op, OpGraph, Role, TensorSpec
 from gnnpred.hardware import find_device
@@ -164,7 +167,8 @@ def _conv_ms(*, kernel=3, stride=1, groups=1, channels=128, precision=Precision.
 def test_winograd_divides_the_flop_time_of_dense_fp32_convolutions_it_fits(kernel, stride, gain):
     physics, _ = _conv_ms(kernel=kernel, stride=stride, channels=512)
     flops = 2 * 64 * (56 // stride) ** 2 * 512 * 512 * kernel**2
-    expected_ms = flops / gain / (find_device("RTX3090").fp32_tflops * 1e9) + KERNEL_FLOOR_US / 1e3
+    device = find_device("RTX3090")
+    expected_ms = flops / gain / (device.fp32_tflops * sustained_share(device) * 1e9) + KERNEL_FLOOR_US / 1e3
     assert physics[0] == pytest.approx(expected_ms, rel=1e-3)
 
 
@@ -228,3 +232,38 @@ def test_a_job_with_unknown_attention_or_checkpointing_is_refused():
         JobSpec(device=device, attention="flash")
     with pytest.raises(UsageError, match="unknown activation checkpointing 'selective'"):
         JobSpec(device=device, activation_checkpointing="selective")
+
+
+def test_power_caps_the_fp32_peak_of_small_boards_alone():
+    assert sustained_share(A100) == 1
+    assert sustained_share(V100) > 0.97
+    assert 0.4 < sustained_share(find_device("T4")) < 0.7
+    assert 0.25 < sustained_share(find_device("L4")) < 0.45
+    # no power stated: nothing is known of a cap
+    assert sustained_share(dataclasses.replace(find_device("L4"), tdp_w=0.0)) == 1
+
+
+def _attention(*, causal: bool, head_dim: int = 128, seq: int = 4096) -> OpGraph:
+    spec = TensorSpec((4, 16, seq, head_dim), DType.FP32, Role.INPUT, (0,))
+    out = TensorSpec((4, 16, seq, head_dim), DType.FP32, Role.ACTIVATION, (0,))
+    op = Op("sdpa", (0, 1, 2), (3,), {"causal": causal})
+    return OpGraph((spec, spec, spec, out), (op,), (0, 1, 2), (3,), batch_size=4)
+
+
+def _attention_ms(graph, **changes):
+    _, structure = _structure(graph, precision=Precision.FP16, phase=Phase.INFERENCE)
+    job = JobSpec(device=A100, precision=Precision.FP16, phase=Phase.INFERENCE, **changes)
+    return float(encode(structure, job).physics_ms[:, 0].max())
+
+
+def test_a_causal_mask_halves_fused_attention_and_no_other():
+    full, causal = (_attention_ms(_attention(causal=c)) for c in (False, True))
+    assert causal / full == pytest.approx(0.5 + 64 / 4096, rel=0.02)
+    old = {"framework_version": "1.13"}
+    assert _attention_ms(_attention(causal=True), **old) >= _attention_ms(_attention(causal=False), **old)
+
+
+def test_fused_attention_pads_the_head():
+    assert _attention_ms(_attention(causal=False, head_dim=72)) == pytest.approx(
+        _attention_ms(_attention(causal=False, head_dim=96)), rel=0.01
+    )

@@ -16,7 +16,7 @@ from gnnpred.training.error_table import results_table
 from gnnpred.training.experiments import folds_of
 from gnnpred.training.goals import goals
 from gnnpred.training.intervals import coverage_table, cross_conformal_bounds, features_of, fit_intervals
-from gnnpred.training.kernel_errors import kernel_table
+from gnnpred.training.kernel_errors import efficiency_and_latency, kernel_table
 from gnnpred.training.noise import noise_table, repeat_noise
 from gnnpred.training.ranges import out_of_range, range_table
 from gnnpred.training.readme_section import (
@@ -91,12 +91,18 @@ def _kernels(corpus):
         OperatorRow("lab", row.device, "gemm", "fwd", "bf16" if i % 3 else "fp16", (1,), 1.0)
         for i, row in enumerate(corpus.rows)
     ]
-    first_nodes = operators.rows.physics_ms[operators.rows.node_start[:-1]]  # a kernel is one node
+    first = operators.rows.node_start[:-1]  # a kernel is one node
+    first_nodes = operators.rows.physics_ms[first]
     physics = first_nodes.sum(1).astype(float)
     is_t4 = np.array([row.device == "T4" for row in rows])
     timed = dataclasses.replace(
         operators,
-        rows=dataclasses.replace(operators.rows, physics_ms=first_nodes),
+        rows=dataclasses.replace(
+            operators.rows,
+            physics_ms=first_nodes,
+            node_features=operators.rows.node_features[first],
+            kind_idx=operators.rows.kind_idx[first],
+        ),
         timed=np.ones_like(first_nodes),
         target_ms=physics * np.where(is_t4, 2, 1),
     )
@@ -113,6 +119,23 @@ def test_kernels_of_held_out_gpus_are_scored_beside_physics_and_a_constant(corpu
     assert found["by_device"]["T4"]["baseline_mape_pct"] == pytest.approx(50)
     assert found["by_device"]["RTX3090"]["baseline_mape_pct"] == pytest.approx(100)
     assert set(found["by_precision"]) == {"bf16", "fp16"}
+    # a group of one ratio is fitted without error; the T4 has twice the others' ratio
+    assert found["by_device"]["T4"]["two_parameter_mape_pct"] == pytest.approx(50, abs=5)
+    assert found["by_device"]["T4"]["with_trees_mape_pct"] > 0
+
+
+def test_efficiency_and_latency_are_found_under_outliers():
+    physics = np.geomspace(0.01, 10, 60)
+    measured = 1.5 * physics + 0.2
+    measured[::10] *= 3
+    assert efficiency_and_latency(physics, measured) == pytest.approx((1.5, 0.2), rel=0.05)
+
+
+def test_latency_is_never_negative():
+    physics = np.geomspace(0.01, 10, 60)
+    a, b = efficiency_and_latency(physics, physics**1.2)
+    assert a > 0
+    assert b >= 0
 
 
 def test_by_family_holds_each_family_once_and_adds_up(table):

@@ -35,12 +35,12 @@ def test_roofline_constants_fall_back_from_device_to_precision_to_all():
 
 def test_encoded_rows_are_named_by_their_job_as_well_as_by_their_time(tmp_path):
     pytest.importorskip("torch_geometric")
-    from gnnpred.training.experiments import _digest
+    from gnnpred.training.experiments import encoding_digest
     from tests.helpers.corpus import make_row
 
     for name in ("graphs.jsonl.xz", "operators.csv.gz"):
         (tmp_path / name).write_bytes(b"")
-    plain = _digest(tmp_path, [make_row()])
-    assert plain == _digest(tmp_path, [make_row()])
-    assert plain != _digest(tmp_path, [make_row(attention="eager")])
-    assert plain != _digest(tmp_path, [make_row(step_time_ms=13.0)])
+    plain = encoding_digest(tmp_path, [make_row()])
+    assert plain == encoding_digest(tmp_path, [make_row()])
+    assert plain != encoding_digest(tmp_path, [make_row(attention="eager")])
+    assert plain != encoding_digest(tmp_path, [make_row(step_time_ms=13.0)])
