@@ -8,6 +8,7 @@ import pytest
 from gnnpred.costs import op_costs
 from gnnpred.features import (
     COMPONENTS,
+    FULL_TENSOR_EFFICIENCY,
     GLOBAL_FEATURE_NAMES,
     KERNEL_FLOOR_US,
     NODE_FEATURE_NAMES,
@@ -15,6 +16,7 @@ from gnnpred.features import (
     encode,
     graph_structure,
     sustained_share,
+    tensor_share,
 )
 from gnnpred.graph import Component, DType, Op, OpGraph, Role, TensorSpec
 from gnnpred.hardware import find_device
@@ -248,3 +250,10 @@ def test_fused_attention_pads_the_head():
     assert _attention_ms(_attention(causal=False, head_dim=72)) == pytest.approx(
         _attention_ms(_attention(causal=False, head_dim=96)), rel=0.01
     )
+
+
+def test_a_halved_tensor_rate_is_reached_in_full():
+    assert tensor_share(find_device("RTX3090")) == 1
+    assert tensor_share(A100) == tensor_share(V100) == FULL_TENSOR_EFFICIENCY
+    # no tensor cores, and units of another vendor
+    assert tensor_share(find_device("P100-PCIe-16GB")) == tensor_share(find_device("MI210")) == 1
