@@ -10,10 +10,9 @@ and trees that saw nothing of its group (GPU, family or architecture). Constants
 
 import argparse
 import sys
-import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from gnnpred.calibration import Calibration, CalibrationPrior, CalibrationRun  #
 from gnnpred.checkpoint import blend  # noqa: E402
 from gnnpred.corpus.store import MeasurementRow, load_graphs, load_rows  # noqa: E402
 from gnnpred.inference_correction import CORRECTION_POWER  # noqa: E402
+from gnnpred.training.calibration_scores import draws_of, is_reported, machines_of  # noqa: E402
 from gnnpred.training.data import FlatRows  # noqa: E402
 from gnnpred.training.experiments import (  # noqa: E402
     Corpus,
@@ -40,7 +40,6 @@ from gnnpred.training.rows import encode_rows  # noqa: E402
 from gnnpred.training.trees import fit_trees, roofline_of, summed_features  # noqa: E402
 
 RUN_COUNTS = (5, 10, 20, 50)
-MIN_ROWS, MIN_ARCHITECTURES = 40, 6
 NUM_DRAWS, MAX_TEST_ROWS = 10, 60
 POWERS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0)
 
@@ -101,44 +100,11 @@ def held_out_predictions(
 # -- a few runs --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Draw:
-    """Some runs of one machine to calibrate with, and rows of other architectures to test on."""
-
-    group: str
-    num_runs: int
-    calibration_idx: np.ndarray
-    test_idx: np.ndarray
-
-
-def draws_of(groups: np.ndarray, architectures: np.ndarray, usable: np.ndarray, *, seed: int) -> Iterator[Draw]:
-    """A group is a GPU in one source: what comes nearest to a user's machine. All arrays (n,)."""
-    rng = np.random.default_rng(seed)
-    for group in np.unique(groups[usable]):
-        idx = np.flatnonzero(usable & (groups == group))
-        names = np.unique(architectures[idx])
-        if len(idx) < MIN_ROWS or len(names) < MIN_ARCHITECTURES:
-            continue
-        for _ in range(NUM_DRAWS):
-            pool = rng.permutation(names)[: len(names) // 2]
-            is_pool = np.isin(architectures[idx], pool)
-            calibration, test = rng.permutation(idx[is_pool]), rng.permutation(idx[~is_pool])[:MAX_TEST_ROWS]
-            for count in RUN_COUNTS:
-                if count <= len(calibration):
-                    yield Draw(group, count, calibration[:count], test)
-
-
-def is_reported(group: str) -> bool:
-    """Half of the groups chose the constants, the other half reports."""
-    return zlib.crc32(group.encode()) % 2 == 1
-
-
 def study_runs(arguments: argparse.Namespace, corpus: Corpus, settings: RecipeSettings) -> None:
     prior = replace(CalibrationPrior(), **dict(arguments.set))
     summary = summed_features(corpus.aware)
     architectures = np.array([row.architecture for row in corpus.rows])
-    sources = np.array([row.source_id.split("-")[0] for row in corpus.rows])
-    groups = np.array([f"{d}|{s}" for d, s in zip(corpus.devices, sources, strict=True)])
+    groups = machines_of(corpus)
     family_ms, _ = held_out_predictions(corpus, "family", settings, arguments.folds, arguments.work)
     low, high = np.nanquantile(np.log(corpus.target_ms / family_ms)[~corpus.is_inference], (0.05, 0.95))
     card_interval = (float(low), float(high))  # what a card holds comes from the family folds
@@ -155,7 +121,10 @@ def study_runs(arguments: argparse.Namespace, corpus: Corpus, settings: RecipeSe
             for i in np.flatnonzero(usable)
         }  # fmt: skip
         collected: dict[tuple[str, int], list[np.ndarray]] = defaultdict(list)
-        for draw in draws_of(groups, architectures, usable, seed=arguments.seed):
+        for draw in draws_of(
+            groups, architectures, usable, seed=arguments.seed, run_counts=RUN_COUNTS, num_draws=NUM_DRAWS,
+            max_test_rows=MAX_TEST_ROWS,
+        ):  # fmt: skip
             fitted = Calibration(tuple(runs[i] for i in draw.calibration_idx), prior)
             corrections = [fitted.correct(runs[i]) for i in draw.test_idx]
             before = error[draw.test_idx]

@@ -31,7 +31,9 @@ from gnnpred.features import (
 )
 from gnnpred.graph import OpGraph
 from gnnpred.graph_summary import SUMMARY_FEATURE_NAMES, roofline_ms, summarise_graphs
+from gnnpred.intervals import KNOWN_DEVICE, UNSEEN_DEVICE, IntervalModel, interval_features, interval_models
 from gnnpred.job import JobSpec
+from gnnpred.known_devices import KnownDevices, Novelty, device_warnings
 from gnnpred.op_kinds import OP_KINDS
 
 DEFAULT_CHECKPOINT = "base"
@@ -66,14 +68,16 @@ class CheckpointCard:
     tree_weight: float  # share of the trees in the geometric mean of the step time
     calibration_sha256: str  # "" without calibration
     devices: tuple[str, ...]  # seen in training: their specification may be used by the network
+    known_devices: KnownDevices  # whole-step training rows by GPU
     default_framework_version: str
     known_kinds: tuple[str, ...]
     global_ranges: dict[str, tuple[float, float]]  # what training covered, by global feature
-    interval_log: dict[str, tuple[float, float]]  # regime -> 5 % and 95 % quantile of log(measured / predicted)
+    intervals: dict[str, IntervalModel]  # for GPUs that training has seen and for those that it has not
     raw: dict[str, Any]
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "CheckpointCard":
+        where = f"card of checkpoint {content['name']!r}"
         return cls(
             name=content["name"],
             feature_schema=content["feature_schema"],
@@ -85,10 +89,11 @@ class CheckpointCard:
             tree_weight=content.get("tree_weight", 0.0),
             calibration_sha256=content.get("calibration_sha256", ""),
             devices=tuple(content["devices"]),
+            known_devices=KnownDevices.from_json(content.get("device_rows", {}), where=where),
             default_framework_version=content["default_framework_version"],
             known_kinds=tuple(content["known_kinds"]),
             global_ranges={k: tuple(v) for k, v in content["global_ranges"].items()},
-            interval_log={k: tuple(v) for k, v in content["interval_log"].items()},
+            intervals=interval_models(content.get("intervals", {}), where=where),
             raw=content,
         )
 
@@ -206,6 +211,13 @@ class Checkpoint:
 
         ``summary`` is ``_summary(arrays)`` where the caller has it already.
         """
+        op_ms, step_ms, _ = self._run_members(arrays, specs_known=specs_known, summary=summary)
+        return op_ms, step_ms
+
+    def _run_members(
+        self, arrays: GraphArrays, *, specs_known: bool, summary: np.ndarray | None
+    ) -> tuple[np.ndarray, float, float]:
+        """:meth:`run`, and log(networks' / trees' time) of the step: 0 without trees."""
         feed = {
             "node_features": arrays.node_features,
             "kind_idx": arrays.kind_idx,
@@ -219,16 +231,12 @@ class Checkpoint:
             "host_copy_ms": np.array([arrays.host_copy_ms], np.float32),
         }
         op_ms, step_ms = self._session.run(["op_ms", "step_ms"], feed)
-        step = float(step_ms[0])
+        step, log_disagreement = float(step_ms[0]), 0.0
         if self._trees_bytes:
-            step = float(
-                blend(
-                    step,
-                    self._trees_ms(arrays, _summary(arrays) if summary is None else summary),
-                    self.card.tree_weight,
-                )
-            )
-        return op_ms.astype(np.float64), step
+            trees_ms = self._trees_ms(arrays, _summary(arrays) if summary is None else summary)
+            log_disagreement = float(np.log(step / trees_ms))
+            step = float(blend(step, trees_ms, self.card.tree_weight))
+        return op_ms.astype(np.float64), step, log_disagreement
 
     def _trees_ms(self, arrays: GraphArrays, summary: np.ndarray) -> float:
         """Step time by the trees: they correct the roofline of the whole graph."""
@@ -249,14 +257,17 @@ class Checkpoint:
         arrays = encode(structure, job)
         known = job.device.name in self.card.devices
         summary = _summary(arrays)
+        node_ms, compute_ms, log_disagreement = self._run_members(arrays, specs_known=known, summary=summary)
         traits = CalibrationRun.of_summary(
             summary[0],
             device=job.device.name,
             is_known_device=known,
-            interval_log=self._regime_interval(f"{job.precision}"),
+            # measured runs make a GPU that training has not seen a known one
+            interval_log=self._interval_log(
+                summary, log_disagreement, self._novelty(job) if known else Novelty(), KNOWN_DEVICE
+            ),
         )
         correction = self.calibration.correct(traits) if self.calibration else None
-        node_ms, compute_ms = self.run(arrays, specs_known=known, summary=summary)
         if correction:
             compute_ms *= correction.factor
         counted = structure.op_node_idx >= 0
@@ -270,20 +281,33 @@ class Checkpoint:
         return ComputeTimes(
             op_ms=op_ms,
             compute_ms=compute_ms,
-            interval_factors=self._interval(job, correction, known=known),
+            interval_factors=self._interval(job, summary, log_disagreement, correction, known=known),
             warnings=tuple(self._range_warnings(arrays, op_ms, graph, job, correction, known=known)),
             traits=traits,
             correction=correction,
         )
 
-    def _interval(self, job: JobSpec, correction: Correction | None, *, known: bool) -> tuple[float, float]:
-        regime = f"{job.precision}" if known else "unseen_device"
-        low, high = correction.interval_log if correction else self._regime_interval(regime)
+    def _interval(
+        self, job: JobSpec, summary: np.ndarray, log_disagreement: float, correction: Correction | None, *, known: bool
+    ) -> tuple[float, float]:
+        if correction:
+            low, high = correction.interval_log
+        else:
+            regime = KNOWN_DEVICE if known else UNSEEN_DEVICE
+            low, high = self._interval_log(summary, log_disagreement, self._novelty(job), regime)
         return float(np.exp(low)), float(np.exp(high))
 
-    def _regime_interval(self, regime: str) -> tuple[float, float]:
-        """5 % and 95 % quantile of log(measured / predicted) in a regime; those of all rows where it has none."""
-        return self.card.interval_log.get(regime) or self.card.interval_log["all"]
+    def _novelty(self, job: JobSpec) -> Novelty:
+        return self.card.known_devices.novelty(job.device)
+
+    def _interval_log(
+        self, summary: np.ndarray, log_disagreement: float, novelty: Novelty, regime: str
+    ) -> tuple[float, float]:
+        """90 % bounds of log(measured / predicted) in a regime; those of known GPUs where the card has none for it."""
+        model = self.card.intervals.get(regime) or self.card.intervals[KNOWN_DEVICE]
+        features = interval_features(summary, np.array([log_disagreement]), [novelty])
+        low, high = model.bounds(features)[0]
+        return float(low), float(high)
 
     def _range_warnings(
         self,
@@ -306,6 +330,14 @@ class Checkpoint:
         elif not known:
             warnings.append(
                 f"no measured run on {job.device.name} was in training: the answer rests on its specification alone"
+            )
+        if not correction:
+            warnings += device_warnings(self.card.known_devices, job.device).values()
+        host_to_gpu = float(arrays.globals[GLOBAL_FEATURE_NAMES.index("log_host_to_gpu")])
+        if host_to_gpu > self.card.global_ranges.get("log_host_to_gpu", (0.0, np.inf))[1] + 1e-6:
+            warnings.append(
+                f"launch-bound: the host takes about {np.exp(host_to_gpu):.1f} times as long to launch the kernels as "
+                "the GPU to run them, so that the answer depends on the host: time it on yours"
             )
         for name, text in (
             ("log_batch", "batch size"),

@@ -345,7 +345,9 @@ class GraphArrays:
 
 
 def has_fused_attention(job: JobSpec) -> bool:
-    """Whether scaled-dot-product attention runs as one kernel (PyTorch from 2.0 on, in half types)."""
+    """Whether scaled-dot-product attention runs as one kernel: what the job says, else PyTorch from 2.0 on."""
+    if job.attention != "auto":
+        return job.attention == "fused"
     version = framework_version_number(job.framework_version)
     return job.framework == "kernel" or (job.framework == "pytorch" and (version >= 2 or version == 0))
 
@@ -524,6 +526,10 @@ def _conv_crosses(structure: GraphStructure, job: JobSpec) -> np.ndarray:
     return np.concatenate([classes & is_channels_last(job), classes & is_half[:, None]], axis=1).astype(float)
 
 
+# The bf16 precisions run the kernels and casts of their fp16 twins, which most rows are of.
+_ALSO_COUNTS_AS = {Precision.BF16: Precision.FP16, Precision.MIXED_BF16: Precision.MIXED}
+
+
 def _globals(
     structure: GraphStructure,
     job: JobSpec,
@@ -544,7 +550,7 @@ def _globals(
         np.log(max(device.l2_mb, 0.25)), device.compute_capability or 0.0, device.year - 2018,
         float(is_amd), float(half > 1.5 * device.fp32_tflops), np.log(half / device.fp32_tflops),
         np.log(device.fp32_tflops * 1e3 / device.mem_bandwidth_gb_s),
-        *(float(job.precision is p) for p in Precision),
+        *(float(job.precision is p or _ALSO_COUNTS_AS.get(job.precision) is p) for p in Precision),
         float(job.activation_rule is ActivationRule.ALL_HALF), float(job.tf32_matmul),
         float(is_channels_last(job)),
         float(job.compiler == "torch_compile"), float(job.compiler == "xla"),

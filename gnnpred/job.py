@@ -58,6 +58,8 @@ OPTIMIZERS = ("sgd", "adam", "adamw", "lamb", "none")
 MEMORY_FORMATS = ("nchw", "nhwc")
 COMPILERS = ("eager", "torch_compile", "xla")
 HOST_SYSTEMS = ("linux", "windows", "wsl")
+ATTENTIONS = ("auto", "fused", "eager")
+CHECKPOINTINGS = ("none", "full")
 STRATEGIES = ("ddp", "dp")  # DistributedDataParallel; nn.DataParallel (one process)
 
 
@@ -79,6 +81,8 @@ class JobSpec:
     tf32_matmul: bool = True  # under tf32: also matmul (False: convolutions and RNNs only, PyTorch >= 1.12's default)
     host_copy: bool = False  # the batch is copied from pageable host memory inside the step
     data_loader: bool = False  # a real data pipeline feeds the step
+    attention: str = "auto"  # fused: one kernel (flash attention); eager: in pieces; auto: by version
+    activation_checkpointing: str = "none"  # full: repeated layers run their forward pass again in the backward pass
     gpus: int = 1
     nodes: int = 1
     strategy: str = "ddp"
@@ -94,6 +98,13 @@ class JobSpec:
             raise UsageError(f"unknown compiler {self.compiler!r}: choose one of {', '.join(COMPILERS)}")
         if self.host_os not in HOST_SYSTEMS:
             raise UsageError(f"unknown operating system {self.host_os!r}: choose one of {', '.join(HOST_SYSTEMS)}")
+        if self.attention not in ATTENTIONS:
+            raise UsageError(f"unknown attention {self.attention!r}: choose one of {', '.join(ATTENTIONS)}")
+        if self.activation_checkpointing not in CHECKPOINTINGS:
+            raise UsageError(
+                f"unknown activation checkpointing {self.activation_checkpointing!r}: "
+                f"choose one of {', '.join(CHECKPOINTINGS)}"
+            )
         if self.strategy not in STRATEGIES:
             raise UsageError(f"unknown strategy {self.strategy!r}: choose one of {', '.join(STRATEGIES)}")
         if self.memory_format not in MEMORY_FORMATS:

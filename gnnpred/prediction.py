@@ -120,6 +120,8 @@ class Prediction:
             "framework": job.framework,
             "framework_version": job.framework_version,
             "host_os": job.host_os,
+            "attention": job.attention,
+            "activation_checkpointing": job.activation_checkpointing,
             "coverage": self.coverage,
             "coverage_flops": self.coverage_flops,
             "coverage_bytes": self.coverage_bytes,

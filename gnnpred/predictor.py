@@ -118,7 +118,7 @@ class Predictor:
     def _prepare(self, graph: OpGraph, job: JobSpec) -> "PreparedGraph":
         key = (
             id(graph), job.batch_size, job.precision, job.phase, job.optimizer, job.activation_rule, job.tf32_matmul,
-            job.framework, job.framework_version,
+            job.framework, job.framework_version, job.activation_checkpointing,
         )  # fmt: skip
         # the graph is kept beside the result: its id stays taken as long as the entry lives
         return _cached(self._prepared_cache, key, lambda: (graph, prepare(graph, job)))[1]
@@ -193,7 +193,13 @@ def prepare(graph: OpGraph, job: JobSpec) -> PreparedGraph:
         tf32_matmul=job.tf32_matmul,
     )
     foreach = has_foreach_optimizer(job.framework, job.framework_version, job.optimizer)
-    step = complete_step(lowered, phase=job.phase, optimizer=job.optimizer, foreach=foreach)
+    step = complete_step(
+        lowered,
+        phase=job.phase,
+        optimizer=job.optimizer,
+        foreach=foreach,
+        checkpointing=job.activation_checkpointing == "full",
+    )
     return PreparedGraph(
         graph=step,
         costs=tuple(op_costs(step)),
@@ -216,12 +222,14 @@ def _assemble(
     compute_ms = float(times.compute_ms)
     op_ms = np.asarray(times.op_ms, float)
     exposed_ms, communication_ms, fabric, timeline_warnings = 0.0, 0.0, "", ()
+    low, high = times.interval_factors
     if job.gpus > 1 and job.phase is not Phase.INFERENCE:
-        from gnnpred.communication import step_timeline
+        from gnnpred.communication import step_spread, step_timeline
 
         timeline = step_timeline(graph, costs, op_ms, job)
         exposed_ms, communication_ms = float(timeline.exposed_ms), float(timeline.communication_ms)
         fabric, timeline_warnings = str(timeline.fabric), tuple(timeline.warnings)
+        low, high = widened_interval((low, high), step_spread(job))
     breakdown_ms = {phase.value: 0.0 for phase in OpPhase}
     for phase in OpPhase:
         breakdown_ms[phase.value] = float(op_ms[[op.phase is phase for op in graph.ops]].sum())
@@ -230,7 +238,6 @@ def _assemble(
         breakdown_ms = {name: value * compute_ms / total_ms for name, value in breakdown_ms.items()}
     breakdown_ms["communication"] = exposed_ms
     step_ms = compute_ms + exposed_ms
-    low, high = times.interval_factors
     coverage_flops, coverage_bytes, unsupported = _coverage(graph, costs)
     return Prediction(
         step_time_ms=step_ms,
@@ -263,6 +270,12 @@ def _assemble(
         calibration=times.correction,
         measured_inference=applied,
     )
+
+
+def widened_interval(factors: tuple[float, float], spread_log: tuple[float, float]) -> tuple[float, float]:
+    """The interval's factors with an independent error of its own 90 % bounds: each side adds in quadrature, in log."""
+    low, high = (float(np.hypot(np.log(factor), spread)) for factor, spread in zip(factors, spread_log, strict=True))
+    return float(np.exp(-low)), float(np.exp(high))
 
 
 def _coverage(graph: OpGraph, costs: tuple[OpCost, ...]) -> tuple[float, float, dict[str, int]]:

@@ -10,7 +10,18 @@ from dataclasses import dataclass
 
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.hardware import DeviceSpec, find_device
-from gnnpred.job import COMPILERS, OPTIMIZERS, STRATEGIES, ActivationRule, JobSpec, Phase, Precision, host_os_of
+from gnnpred.job import (
+    ATTENTIONS,
+    CHECKPOINTINGS,
+    COMPILERS,
+    OPTIMIZERS,
+    STRATEGIES,
+    ActivationRule,
+    JobSpec,
+    Phase,
+    Precision,
+    host_os_of,
+)
 from gnnpred.software import only_convolutions_use_tf32, tf32_was_default
 
 REQUIRED_COLUMNS = ("onnx", "gpu", "precision", "batch_per_gpu", "step_time_ms")
@@ -28,6 +39,10 @@ _HOST_COPY = re.compile(r"copied h2d|h2d copy|host[- ]to[- ]device|from host|cpu
 _DATA_LOADER = re.compile(r"real data|data=(?!syn)|\bdali\b|includes data loading|data[- ]loader[- ]bound")
 _ALL_HALF = re.compile(
     r"apex[_ -]?o2|\bopt[_ -]?level[ =:_-]*o2|\bo2\b|use_fp16|pure_fp16|fp32 master weights|fp32 variables"
+)
+_FUSED_ATTENTION = re.compile(r"flash[- ]?attention|flash[- ]?attn|fused attention")
+_CHECKPOINTING = re.compile(
+    r"(?<!no )(?<!without )(?:activation|gradient) checkpointing(?! *[:=]? *(?:false|off|none|selective))"
 )
 _DATA_PARALLEL = re.compile(r"\bnn\.dataparallel\b|\bdataparallel\b")
 
@@ -76,6 +91,8 @@ def run_of_row(row: Mapping[str, str], *, devices: Sequence[DeviceSpec] = ()) ->
         host_os=host_os_of(row.get("os") or ""),
         activation_rule=ActivationRule.ALL_HALF if is_all_half else ActivationRule.AUTOCAST,
         tf32_matmul=tf32_matmul,
+        attention=_attention_of(row.get("attention") or "", note),
+        activation_checkpointing=_checkpointing_of(row.get("activation_checkpointing") or "", note),
         host_copy=bool(_HOST_COPY.search(note)),
         data_loader=bool(_DATA_LOADER.search(note)),
         gpus=gpus,
@@ -203,6 +220,22 @@ def _strategy_of(text: str, note: str) -> str:
     name = text.strip().lower() or ("dp" if _DATA_PARALLEL.search(note) else STRATEGIES[0])
     if name not in STRATEGIES:
         raise GnnpredError(f"strategy {text!r} is not modelled (known: {', '.join(STRATEGIES)})")
+    return name
+
+
+def _attention_of(text: str, note: str) -> str:
+    name = text.strip().lower()
+    if not name:
+        return "fused" if _FUSED_ATTENTION.search(note) else "eager" if "eager attention" in note else "auto"
+    if name not in ATTENTIONS:
+        raise GnnpredError(f"attention {text!r} is not modelled (known: {', '.join(ATTENTIONS)})")
+    return name
+
+
+def _checkpointing_of(text: str, note: str) -> str:
+    name = text.strip().lower() or ("full" if _CHECKPOINTING.search(note) else "none")
+    if name not in CHECKPOINTINGS:
+        raise GnnpredError(f"activation_checkpointing {text!r} is not modelled (known: {', '.join(CHECKPOINTINGS)})")
     return name
 
 

@@ -13,7 +13,8 @@ def evaluate(
     track: Annotated[
         list[str] | None,
         typer.Option(
-            "--track", help="Only this track: family, architecture, device, random, blind, blind_fp32; repeatable."
+            "--track",
+            help="Only this track: family, architecture, device, neusight, random, blind, blind_fp32; repeatable.",
         ),
     ] = None,
     retrain: Annotated[bool, typer.Option("--retrain", help="Train the networks of all folds again.")] = False,

@@ -27,6 +27,8 @@ def inspect(
     compiled: opt.Compile = False,
     framework_version: opt.FrameworkVersion = "",
     host_os: opt.HostSystem = "linux",
+    attention: opt.Attention = "auto",
+    activation_checkpointing: opt.ActivationCheckpointing = "none",
     dim: opt.Dims = None,
     checkpoint: opt.CheckpointName = None,
     top: Annotated[int | None, typer.Option("--top", min=1, help="Only the N slowest ops, slowest first.")] = None,
@@ -52,6 +54,8 @@ def inspect(
         compiler=opt.compiler_of("eager", compiled=compiled),
         framework_version=framework_version,
         host_os=host_os,
+        attention=attention,
+        activation_checkpointing=activation_checkpointing,
     )
     dims = opt.dims_of(dim)
     from gnnpred.predictor import predict

@@ -8,6 +8,8 @@ import typer
 from gnnpred.errors import UsageError
 from gnnpred.hardware import DEFAULT_DEVICE_NAME, DeviceSpec, find_device, load_device_file
 from gnnpred.job import (
+    ATTENTIONS,
+    CHECKPOINTINGS,
     COMPILERS,
     HOST_SYSTEMS,
     MEMORY_FORMATS,
@@ -65,6 +67,22 @@ ActivationRuleName = Annotated[
         "--activation-rule",
         metavar="|".join(ActivationRule),
         help="Under mixed precision: follow autocast, or keep all activations in half (Apex O2, use_fp16).",
+    ),
+]
+Attention = Annotated[
+    str,
+    typer.Option(
+        "--attention",
+        metavar="|".join(ATTENTIONS),
+        help="fused: one kernel (flash attention, sdpa); eager: in pieces. auto: fused from PyTorch 2.0 on.",
+    ),
+]
+ActivationCheckpointing = Annotated[
+    str,
+    typer.Option(
+        "--activation-checkpointing",
+        metavar="|".join(CHECKPOINTINGS),
+        help="full: repeated layers keep no activations and run their forward pass again.",
     ),
 ]
 HostCopy = Annotated[bool, typer.Option("--host-copy", help="Each step copies its batch from pageable host memory.")]

@@ -30,6 +30,8 @@ def predict(
     framework_version: opt.FrameworkVersion = "",
     host_os: opt.HostSystem = "linux",
     activation_rule: opt.ActivationRuleName = "autocast",
+    attention: opt.Attention = "auto",
+    activation_checkpointing: opt.ActivationCheckpointing = "none",
     host_copy: opt.HostCopy = False,
     strategy: opt.Strategy = "ddp",
     interconnect: opt.Interconnect = "",
@@ -56,6 +58,8 @@ def predict(
         framework_version=framework_version,
         host_os=host_os,
         activation_rule=opt.activation_rule_of(activation_rule),
+        attention=attention,
+        activation_checkpointing=activation_checkpointing,
         host_copy=host_copy,
         gpus=gpus,
         nodes=nodes,
@@ -129,7 +133,10 @@ def _summary_table(prediction: "Prediction", *, device_was_chosen: bool, batch_w
     host = "" if job.host_os == "linux" else f"on {job.host_os}"
     software = " ".join(filter(None, (job.framework, job.framework_version, job.compiler, job.memory_format, host)))
     optimizer = f", {job.optimizer}" if job.phase is Phase.TRAIN else ""
-    table.add_row("job", f"{job.precision}{optimizer}, {software}")
+    options = "" if job.attention == "auto" else f", {job.attention} attention"
+    if job.activation_checkpointing != "none" and job.phase is not Phase.INFERENCE:
+        options += f", {job.activation_checkpointing} activation checkpointing"
+    table.add_row("job", f"{job.precision}{optimizer}, {software}{options}")
     table.add_row(
         "model", f"{scaled(prediction.num_parameters)} parameters, {len(prediction.graph.ops):,} ops per step"
     )

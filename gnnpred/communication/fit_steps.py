@@ -326,6 +326,26 @@ def score(pairs: list[Pair], predicted: np.ndarray) -> dict:
     }
 
 
+SPREAD_GPUS = (2, 4, 8, 16)
+
+
+def spread_90_log(measured_ms: np.ndarray, predicted_ms: np.ndarray) -> list[float]:
+    """5 % and 95 % quantile of log(measured / predicted): what communication adds to a step's uncertainty."""
+    low, high = np.quantile(np.log(measured_ms / predicted_ms), (0.05, 0.95))
+    return [round(float(low), 4), round(float(high), 4)]
+
+
+def spread_by_gpus(pairs: list[Pair], predicted: np.ndarray) -> dict[str, list[float]]:
+    """:func:`spread_90_log` by GPU count; predictions by constants that have not seen the pair's model."""
+    gpus = np.array([pair.fabric.gpus for pair in pairs])
+    measured = np.array([pair.multi_ms for pair in pairs])
+    return {
+        str(count): spread_90_log(measured[gpus == count], predicted[gpus == count])
+        for count in SPREAD_GPUS
+        if (gpus == count).any()
+    }
+
+
 def held_out_by_model(pairs: list[Pair]) -> np.ndarray:  # (num_pairs,)
     """Predictions of every pair by constants fitted without its model."""
     arrays, weights = pair_arrays(pairs), _weights(pairs)
@@ -512,6 +532,7 @@ def _data_parallel_section(rows: list[DataParallelRow]) -> dict:
         "num_rows": len(rows),
         "fit": summary(predict_data_parallel_ms(arrays, constants)),
         "held_out_by_source": summary(held_out),
+        "spread_90_log": {"2": spread_90_log(arrays.multi_ms, held_out)},
         "baseline: no overhead": summary(arrays.single_ms),
     }
 
@@ -530,6 +551,7 @@ def main(arguments: list[str] | None = None) -> None:
     logger.info("%d pairs to fit, %d of other frameworks to score", len(pairs), len(others))
     constants = fit_constants(pair_arrays(pairs), _weights(pairs))
     logger.info("%s", constants)
+    held_out = held_out_by_model(pairs)
     existing = json.loads(options.out.read_text(encoding="utf-8"))
     section = existing.setdefault("steps", {})
     section["ddp"] = {
@@ -538,7 +560,8 @@ def main(arguments: list[str] | None = None) -> None:
         "models": sorted({pair.model for pair in pairs}),
         "gpus": sorted({pair.gpu for pair in pairs}),
         "fit": tables(pairs, predict_ms(pair_arrays(pairs), constants)),
-        "held_out_by_model": tables(pairs, held_out_by_model(pairs)),
+        "held_out_by_model": tables(pairs, held_out),
+        "spread_90_log": spread_by_gpus(pairs, held_out),
         "irregular_models": tables(irregular, predict_ms(pair_arrays(irregular), constants)),
         "other_frameworks": tables(others, predict_ms(pair_arrays(others), constants)),
     }

@@ -322,3 +322,17 @@ def data_parallel_communication_ms(
     inputs_ms = broadcast_ms(input_bytes * (fabric.gpus - 1), fabric)
     scale = 1.0 if fabric.intra.peer_to_peer else constants.host_staged_copy_scale
     return (weights_ms + gradients_ms + inputs_ms) * scale
+
+
+def step_spread(job: JobSpec) -> tuple[float, float]:
+    """90 % bounds of log(measured / predicted) of a step on several GPUs whose compute is known exactly.
+
+    Measured on held-out models (``spread_90_log`` in constants.json): those of the largest measured GPU count that is
+    not above the job's. (0, 0) on one GPU. Strategies without measured runs count as DDP.
+    """
+    if job.gpus < 2:
+        return 0.0, 0.0
+    steps = load_constants()["steps"]
+    by_gpus = steps[job.strategy if job.strategy in steps else "ddp"]["spread_90_log"]
+    low, high = by_gpus[str(max((int(count) for count in by_gpus if int(count) <= job.gpus), default=2))]
+    return min(float(low), 0.0), max(float(high), 0.0)

@@ -23,6 +23,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from gnnpred.corpus.compute_rows import compute_rows
 from gnnpred.corpus.families import family_of
 from gnnpred.corpus.rebuild import ModelKey, defining_file, trace_key
 from gnnpred.corpus.source_table import write_source_table
@@ -35,6 +36,7 @@ from gnnpred.corpus.store import (
     MULTI_GPU_FILE,
     MeasurementRow,
     architecture_hash,
+    decode_graph,
     encode_graph,
     write_graphs,
     write_rows,
@@ -82,7 +84,8 @@ def build_dataset(
     ``resume=False`` traces every model again. Raises GnnpredError where a table is missing.
     """
     candidates = list(_read_candidates(Path(shared), phases))
-    keys = list(dict.fromkeys(c.interpretation.key for c in candidates if c.interpretation and c.interpretation.key))
+    interpretations = [c.interpretation for c in candidates if c.interpretation]
+    keys = list(dict.fromkeys(key for i in interpretations for key in (i.key, i.architecture_key) if key))
     if limit is not None:
         keys = keys[:limit]
         kept = set(keys)
@@ -94,6 +97,7 @@ def build_dataset(
     )
     used_ids = {row.graph_id for row in (*rows, *multi_gpu_rows)}
     graphs = {t["graph"]["id"]: t["graph"] for t in traced.values() if "graph" in t and t["graph"]["id"] in used_ids}
+    rows += compute_rows(multi_gpu_rows, lambda graph_id: decode_graph(graphs[graph_id]))
     out = Path(out)
     write_rows(out / MEASUREMENTS_FILE, rows)
     write_rows(out / MULTI_GPU_FILE, multi_gpu_rows)
@@ -247,6 +251,8 @@ def _row_of(candidate: _Candidate, traced: Mapping[ModelKey, Mapping[str, Any]])
             excluded = f"cannot be rebuilt: {result['error']}"
         else:
             graph_id, architecture = result["graph"]["id"], result["architecture"]
+            if interpretation.architecture_key:
+                architecture = traced.get(interpretation.architecture_key, {}).get("architecture", architecture)
             family = interpretation.family or family_of(interpretation.key.source)
     try:
         device = find_device(record["gpu"]).name
@@ -308,6 +314,7 @@ def _row_of(candidate: _Candidate, traced: Mapping[ModelKey, Mapping[str, Any]])
         interconnect=record["interconnect"] if candidate.num_gpus > 1 else "",
         strategy=(interpretation.strategy if interpretation else "ddp") if candidate.num_gpus > 1 else "",
         checkpointing=interpretation.checkpointing if interpretation else "",
+        attention=interpretation.attention if interpretation else "",
     )
 
 
@@ -349,6 +356,7 @@ def _mark_repeats(rows: list[MeasurementRow]) -> list[MeasurementRow]:
                 row.device, row.precision, row.activation_rule, row.tf32_matmul, row.memory_format, row.compiler,
                 row.batch_size, row.optimizer, row.grad_accum, row.host_copy, row.data_loader, row.input_gradient,
                 row.os, row.gpus, row.nodes, row.interconnect, row.strategy, row.checkpointing,
+                row.attention,
             )  # fmt: skip
             groups[configuration].append(row_idx)
     marked = list(rows)

@@ -59,6 +59,29 @@ def mpt(*, batch_size: int, seq_len: int, layers: int, width: int, heads: int, v
     return Mpt(layers, width, heads, vocab, seq_len), (_ids(batch_size, seq_len),)
 
 
+class BertPreTraining(nn.Module):
+    """BERT whose language-model head sees the masked positions alone, as in Google's code and what follows it."""
+
+    def __init__(self, layers: int, width: int, heads: int, masked: int) -> None:
+        super().__init__()
+        from transformers import BertConfig, BertModel
+        from transformers.models.bert.modeling_bert import BertPreTrainingHeads
+
+        config = BertConfig(
+            hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * width
+        )
+        self.bert, self.heads, self.masked = BertModel(config), BertPreTrainingHeads(config), masked
+        self.heads.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        states, pooled = self.bert(ids, return_dict=False)
+        return self.heads(states[:, : self.masked].contiguous(), pooled)
+
+
+def bert_pretraining(*, batch_size: int, seq_len: int, layers: int, width: int, heads: int, masked: int) -> Built:
+    return BertPreTraining(layers, width, heads, masked), (_ids(batch_size, seq_len),)
+
+
 class GnmtV2(nn.Module):
     """GNMT v2: four LSTM layers of 1024 on each side, the first encoder layer bidirectional, Bahdanau attention."""
 
@@ -137,6 +160,6 @@ def neumf_ml1m(*, batch_size: int, seq_len: int | None = None) -> Built:
 
 
 NETWORKS: dict[str, Callable[..., Built]] = {
-    "mpt": mpt, "gnmt_v2": gnmt_v2, "neumf_ml20m": neumf_ml20m,
+    "mpt": mpt, "bert_pretraining": bert_pretraining, "gnmt_v2": gnmt_v2, "neumf_ml20m": neumf_ml20m,
     "neumf_ml1m": neumf_ml1m,
 }  # fmt: skip

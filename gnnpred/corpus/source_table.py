@@ -50,8 +50,12 @@ def source_table(single: Iterable[MeasurementRow], multi: Iterable[MeasurementRo
 
 
 def _counts(rows: list[MeasurementRow]) -> Counter[str]:
-    counts: Counter[str] = Counter(rows=len(rows))
+    counts: Counter[str] = Counter()
     for row in rows:
+        if row.derived_from:  # the run it comes from is counted already
+            counts["used"] += row.used_for_training
+            continue
+        counts["rows"] += 1
         counts["usable"] += is_usable(row)
         if row.graph_id:
             counts["rebuilt"] += 1

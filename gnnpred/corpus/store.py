@@ -89,6 +89,8 @@ class MeasurementRow:
     interconnect: str = ""  # as the source names it
     strategy: str = ""  # several GPUs: ddp | dp | fsdp
     checkpointing: str = ""  # "" none | full: every layer's forward pass runs twice
+    attention: str = ""  # "" as the framework's version decides | fused | eager
+    derived_from: str = ""  # row_id of the run on several GPUs whose compute this is
 
     def job(self, device: DeviceSpec | None = None) -> JobSpec:
         """The job that was measured. TensorRT engines are treated as compiled graphs."""
@@ -107,6 +109,8 @@ class MeasurementRow:
             tf32_matmul=self.tf32_matmul,
             host_copy=self.host_copy,
             data_loader=self.data_loader,
+            attention=self.attention or "auto",
+            activation_checkpointing=self.checkpointing or "none",
             gpus=self.gpus,
             nodes=self.nodes,
             strategy=_STRATEGY_OF_JOB.get(self.strategy, self.strategy) or "ddp",

@@ -115,7 +115,7 @@ def _rule_for(kind: str, phase: OpPhase, component: Component) -> CostRule | Non
     category = category_of(kind)
     if kind in UNSUPPORTED_KINDS or kind not in OP_KINDS:
         return _guess
-    if phase is OpPhase.FORWARD:
+    if phase is OpPhase.FORWARD or component is Component.FORWARD:  # a forward op, or its second run
         if category is Category.VIEW:
             return None
         if category is Category.REDUCTION:

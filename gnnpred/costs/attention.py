@@ -2,7 +2,7 @@
 
 from math import prod
 
-from gnnpred.graph import AUTOCAST_KEY, DType, Op, OpGraph, OpPhase
+from gnnpred.graph import AUTOCAST_KEY, Component, DType, Op, OpGraph, OpPhase
 
 
 def unfused_attention_bytes(op: Op, graph: OpGraph) -> float:
@@ -24,7 +24,7 @@ def unfused_attention_bytes(op: Op, graph: OpGraph) -> float:
     touch = 2 * scores * narrow
     dropout = scores * (2 * wide + 1) if forward.attributes.get("dropout") else 0  # with a mask of one byte
     data = q.num_bytes + k.num_bytes + v.num_bytes + out.num_bytes
-    if op.phase is OpPhase.FORWARD:
+    if op.component is Component.FORWARD:
         softmax = scores * (narrow + wide)
         return data + scores * narrow + touch * (2 if has_mask else 1) + softmax + dropout + cast + scores * narrow
     # products: dV (P, dO), dP (dO, V), dQ (dS, K), dK (dS, Q); softmax backward reads dP and P, writes dS

@@ -7,7 +7,7 @@ code runs those pieces, the op keeps how often they pass over the data (``fused`
 
 from gnnpred.costs.base import RawCost, Sizes
 from gnnpred.costs.products import forward_of
-from gnnpred.graph import Component, Op, OpPhase
+from gnnpred.graph import Component, Op
 
 # Counted over the pieces of RMSNorm (forward 6 kernels, 4 reads, 3 writes; backward 15, 12, 7) and of the tanh GELU
 # (8, 11, 8; backward 18, 26, 17) with the formulas of tools/autograd/derivatives.yaml.
@@ -27,7 +27,7 @@ def unfused_passes(op: Op, s: Sizes) -> tuple[float, float, int]:
     size, attributes = s.bytes[forward.outputs[0]], forward.attributes
     read, written = attributes["reads"] * size, attributes["writes"] * size
     launches = attributes["num_launches"]
-    if op.phase is OpPhase.FORWARD:
+    if op.component is Component.FORWARD:
         return read, written, launches
     return read * _BACKWARD_READS, written * _BACKWARD_WRITES, round(launches * _BACKWARD_LAUNCHES)
 

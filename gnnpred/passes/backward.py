@@ -12,6 +12,9 @@ kernels, ``costs.py``), except that
 * an op that only hands the gradient on (same shape, same type: add, identity, copy) has none;
 * autograd converts a gradient to the type of its tensor where promotion had widened it: a CAST op.
 
+Under activation checkpointing every forward op of the repeated layers runs once more just before its backward
+(phase BACKWARD, component FORWARD).
+
 A tensor with several readers gets ACCUMULATE ops (kind ``add``), placed where the later gradient arrives.
 """
 
@@ -22,6 +25,7 @@ from gnnpred.errors import UsageError
 from gnnpred.graph import Component, DType, Op, OpGraph, OpPhase, Role, TensorSpec
 from gnnpred.job import OPTIMIZERS, Phase
 from gnnpred.op_kinds import Category, category_of
+from gnnpred.passes.checkpointing import checkpointed_region
 
 
 def _kinds(names: str) -> frozenset[str]:
@@ -144,13 +148,15 @@ def add_backward(
     loss: bool = True,
     grad_scaler: bool = False,
     foreach: bool = True,
+    checkpointing: bool = False,
 ) -> OpGraph:
     """The whole iteration: forward, loss, backward, optimizer, as ``phase`` asks.
 
     ``Phase.INFERENCE`` returns the graph as it is. ``input_gradient``: the float inputs need a gradient too.
     Without ``loss`` the outputs are given gradients of ones. ``grad_scaler``: the gradients are unscaled before the
     optimizer step (torch.amp.GradScaler). Without ``foreach`` (PyTorch before 2.0) the optimizer
-    loops over tensors and gradients are zeroed instead of dropped.
+    loops over tensors and gradients are zeroed instead of dropped. ``checkpointing``: the forward ops of repeated
+    layers run again before their backward.
 
     Raises UsageError for an unknown optimizer.
     """
@@ -178,8 +184,12 @@ def add_backward(
                 )
             )
             tape.gradient[seed] = gradient
+    region = checkpointed_region(graph.ops, graph.tensors)[0] if checkpointing else range(0)
+    repeated_idx: dict[int, int] = {}
     for forward_idx in range(num_forward_ops - 1, -1, -1):
         op = tape.ops[forward_idx]
+        if forward_idx in region:
+            _run_again(tape, op, forward_idx, repeated_idx)
         if any(o in tape.gradient for o in op.outputs):
             _differentiate(tape, op, forward_idx)
     notes = graph.notes
@@ -194,6 +204,24 @@ def add_backward(
         foreach=foreach,
     )
     return graph.replace(tensors=tuple(tape.tensors), ops=tuple(tape.ops), notes=notes)
+
+
+def _run_again(tape: _Tape, op: Op, forward_idx: int, repeated_idx: dict[int, int]) -> None:
+    """Append the second run of a forward op; ``repeated_idx`` knows where those already appended stand."""
+    if not any(tape.needs_grad[o] for o in op.outputs):
+        return
+    belongs_to = forward_idx
+    if op.component is Component.CAST:  # comes after the op that it feeds, for the loop walks backwards
+        found = repeated_idx.get(op.forward_op_idx if op.forward_op_idx is not None else -1)
+        if found is None:
+            return
+        belongs_to = found
+    results = []
+    for o in op.outputs:
+        results.append(len(tape.tensors))
+        tape.tensors.append(tape.tensors[o])
+    repeated_idx[forward_idx] = len(tape.ops)
+    tape.emit(op, belongs_to, op.inputs, tuple(results), op.component)
 
 
 def _loss_seeds(tape: _Tape, graph: OpGraph, *, loss: bool) -> list[int]:

@@ -22,10 +22,20 @@ def lower_forward(
 
 
 def complete_step(
-    lowered: OpGraph, *, phase: Phase, optimizer: str, input_gradient: bool = False, foreach: bool = True
+    lowered: OpGraph,
+    *,
+    phase: Phase,
+    optimizer: str,
+    input_gradient: bool = False,
+    foreach: bool = True,
+    checkpointing: bool = False,
 ) -> OpGraph:
     """The lowered forward graph with its backward and optimizer ops.
 
     ``foreach``: whether the optimizer updates lists of tensors (:func:`gnnpred.software.has_foreach_optimizer`).
+    ``checkpointing``: repeated layers keep no activations and run their forward pass again.
     """
-    return add_backward(lowered, phase=phase, optimizer=optimizer, input_gradient=input_gradient, foreach=foreach)
+    return add_backward(
+        lowered, phase=phase, optimizer=optimizer, input_gradient=input_gradient, foreach=foreach,
+        checkpointing=checkpointing,
+    )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from gnnpred.errors import GnnpredError
 from gnnpred.metrics import ErrorSummary, summarise_errors
 from gnnpred.training.baselines import fit_roofline_constants, predict_roofline
 from gnnpred.training.experiments import Corpus, Fold, RecipeSettings, folds_of, precision_pairs, predict_fold
+from gnnpred.training.extra_rows import NEUSIGHT, ExtraRows
 from gnnpred.training.trees import fit_trees, roofline_of, summed_features
 
-TRACKS = ("architecture", "family", "device", "random", "blind", "blind_fp32")
+TRACKS = ("architecture", "family", "device", "neusight", "random", "blind", "blind_fp32")
 GROUPING_OF_TRACK = {"blind": "family", "blind_fp32": "family"}
 ENSEMBLE = "ensemble"  # GNN and trees together: what the checkpoint ships
 PRECISION_GROUPS = ("fp32", "tf32", "fp16", "mixed", "fp64", "bf16", "mixed-bf16")
@@ -40,6 +41,8 @@ class TrackResult:
     row_idx: np.ndarray  # (m,) int64
     fold: np.ndarray  # (m,) fold number of each row
     predicted_ms: dict[str, np.ndarray]  # predictor name -> (m,)
+    extra_idx: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # (x,) positions in ExtraRows
+    extra_ms: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (x,) by the predictor that ships
 
     @property
     def shipped(self) -> str:
@@ -59,9 +62,13 @@ def run_track(
     *,
     folds: Sequence[Fold] | None = None,
     with_baselines: bool = True,
+    extra: ExtraRows | None = None,
     on_fold: Callable[[Fold], None] = lambda fold: None,
 ) -> TrackResult:
-    """Score the kept networks of a track, and fit the baselines on the same training rows."""
+    """Score the kept networks of a track, and fit the baselines on the same training rows.
+
+    Rows of ``extra`` that belong to a held-out group are predicted by its fold as well; this needs the baselines.
+    """
     folds = list(folds_of(corpus, track)) if folds is None else list(folds)
     seeds = settings.seeds_of(track)
     roofline = roofline_of(corpus.aware)
@@ -69,6 +76,7 @@ def run_track(
     features = summed_features(corpus.aware) if with_baselines else None
     log_ratio = np.log(corpus.target_ms / roofline)
     collected: dict[str, list[np.ndarray]] = defaultdict(list)
+    extra_idx, extra_ms = [], []
     for fold in folds:
         collected["gnn"].append(predict_fold(corpus, fold, settings, folder, seeds=seeds))
         if track == "family" and seeds > 1:  # a fair partner of the precision-blind networks, which are one per fold
@@ -78,6 +86,13 @@ def run_track(
             collected["roofline"].append(predict_roofline(roofline, groups, constants, fold.test_idx))
             trees = fit_trees(features, log_ratio, fold.train_idx)
             collected["trees"].append(np.exp(trees.predict(features[fold.test_idx])) * roofline[fold.test_idx])
+            own = extra.held_out_by(corpus, fold) if extra else []
+            if len(own):
+                chosen = (extra.flat, own, extra.devices[own])
+                gnn_ms = predict_fold(corpus, fold, settings, folder, seeds=seeds, others=chosen)
+                trees_ms = np.exp(trees.predict(extra.summary[own])) * extra.roofline_ms[own]
+                extra_idx.append(own)
+                extra_ms.append(blend(gnn_ms, trees_ms, settings.tree_weight))
         on_fold(fold)
     predicted = {name: np.concatenate(parts) for name, parts in collected.items()}
     if with_baselines:
@@ -87,17 +102,18 @@ def run_track(
         row_idx=np.concatenate([fold.test_idx for fold in folds]),
         fold=np.concatenate([np.full(len(fold.test_idx), i) for i, fold in enumerate(folds)]),
         predicted_ms=predicted,
+        **({"extra_idx": np.concatenate(extra_idx), "extra_ms": np.concatenate(extra_ms)} if extra_idx else {}),
     )
 
 
 def require_networks(datasets: Path, tracks: Sequence[str], settings: RecipeSettings, folder: Path) -> None:
     """Raise GnnpredError where networks of a track are missing, before minutes are spent on encoding rows.
 
-    The folds of ``device`` are known from the rows alone; scoring names what is missing there.
+    The folds of ``device`` and ``neusight`` are known from the rows alone; scoring names what is missing there.
     """
     missing, lacking = [], []
     for track in tracks:
-        if track == "device":
+        if track in ("device", NEUSIGHT):
             continue
         split = load_split(datasets / "splits" / f"{GROUPING_OF_TRACK.get(track, track)}.json")
         none = np.zeros(0, np.int64)

@@ -31,6 +31,9 @@ from gnnpred.training.rows import encode_operator_rows, encode_rows
 
 logger = logging.getLogger(__name__)
 
+# The test GPUs of NeuSight (A100 80 GB PCIe, H100 SXM, L4), each with its twin in another form factor.
+NEUSIGHT_DEVICES = ("A100-PCIe-80GB", "A100-SXM4-80GB", "H100-PCIe-80GB", "H100-SXM5-80GB", "L4")
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -84,7 +87,7 @@ def load_corpus(
     """
     rows = choose_rows(load_rows(datasets), settings.inference_rows)
     operator_rows = tuple(load_operator_rows(datasets / "operators.csv.gz"))
-    digest = _digest(datasets, rows)
+    digest = encoding_digest(datasets, rows)
     flats: dict[str, FlatRows] = {}
     for name in ("aware", "blind") if with_blind else ("aware",):
         path = cache / f"{name}-{digest}.npz" if cache else None
@@ -161,7 +164,7 @@ def choose_rows(rows: list[MeasurementRow], num_inference: int) -> list[Measurem
     return chosen + sample[:num_inference]
 
 
-def _digest(datasets: Path, rows: list[MeasurementRow]) -> str:
+def encoding_digest(datasets: Path, rows: list[MeasurementRow]) -> str:
     """Name of the encoded arrays: changes with the rows and with the code and tables that encode them."""
     package = Path(__file__).parent.parent
     digest = hashlib.sha256()
@@ -173,7 +176,7 @@ def _digest(datasets: Path, rows: list[MeasurementRow]) -> str:
         code += sorted(p for p in (package / folder).rglob("*") if p.suffix in (".py", ".toml", ".csv"))
     for path in [*code, datasets / "graphs.jsonl.xz", datasets / "operators.csv.gz"]:
         digest.update(path.read_bytes())
-    digest.update("\n".join(f"{row.row_id} {row.step_time_ms}" for row in rows).encode())
+    digest.update("\n".join(map(repr, rows)).encode())  # what a row says of its job shapes the arrays as well
     return digest.hexdigest()[:16]
 
 
@@ -218,13 +221,19 @@ class Fold:
     test_idx: np.ndarray
     is_blind: bool = False
     held_out_device: str = ""
+    held_out_devices: tuple[str, ...] = ()  # where several are held out together
+
+    @property
+    def hidden_devices(self) -> tuple[str, ...]:
+        """GPUs of which the fold sees neither steps nor kernels."""
+        return self.held_out_devices or ((self.held_out_device,) if self.held_out_device else ())
 
     def file_name(self, seed: int) -> str:
         return f"{self.track}-{self.name}-s{seed}.safetensors"
 
 
 def folds_of(corpus: Corpus, track: str) -> Iterator[Fold]:
-    """The folds of a track: family, architecture, random, device, blind, blind_fp32."""
+    """The folds of a track: family, architecture, random, device, neusight, blind, blind_fp32."""
     is_training = ~corpus.is_inference
     everything = np.arange(len(corpus.rows))
     if track == "final":
@@ -237,6 +246,13 @@ def folds_of(corpus: Corpus, track: str) -> Iterator[Fold]:
             yield Fold(
                 track, name, everything[~held_out], everything[held_out & is_training], held_out_device=str(name)
             )
+        return
+    if track == "neusight":
+        held_out = np.isin(corpus.devices, NEUSIGHT_DEVICES)
+        is_point = np.array([row.source_id.startswith("neusight") for row in corpus.rows])
+        test = held_out & is_training & is_point
+        if test.any():
+            yield Fold(track, "all", everything[~held_out], everything[test], held_out_devices=NEUSIGHT_DEVICES)
         return
     grouping = {"blind": "family", "blind_fp32": "family"}.get(track, track)
     fold = corpus.fold_of(grouping)
@@ -348,7 +364,7 @@ def _train_one(fold: Fold, seed: int) -> None:
     torch.set_num_threads(1)
     corpus: Corpus = _SHARED["corpus"]
     settings: RecipeSettings = _SHARED["settings"]
-    kept = np.flatnonzero(corpus.operator_devices != fold.held_out_device)
+    kept = np.flatnonzero(~np.isin(corpus.operator_devices, fold.hidden_devices))
     model = train_model(
         corpus.blind if fold.is_blind else corpus.aware,
         corpus.target_ms,
@@ -382,16 +398,27 @@ def load_weights(path: Path, settings: TrainSettings) -> StepTimeGNN:
     return model.eval()
 
 
-def predict_fold(corpus: Corpus, fold: Fold, settings: RecipeSettings, folder: Path, *, seeds: int) -> np.ndarray:
-    """(num_test,) ms: geometric mean of the fold's networks on its test rows."""
+def predict_fold(
+    corpus: Corpus,
+    fold: Fold,
+    settings: RecipeSettings,
+    folder: Path,
+    *,
+    seeds: int,
+    others: tuple[FlatRows, np.ndarray, np.ndarray] | None = None,
+) -> np.ndarray:
+    """(num_test,) ms: geometric mean of the fold's networks on its test rows.
+
+    ``others`` are rows beside the corpus to predict instead: all of them, the chosen positions (e,), GPUs (e,).
+    """
     rows = corpus.blind if fold.is_blind else corpus.aware
-    known_devices = set(corpus.devices[fold.train_idx])
-    known = np.array([corpus.devices[i] in known_devices for i in fold.test_idx], np.float32)
+    row_idx, devices = fold.test_idx, corpus.devices[fold.test_idx]
+    if others:
+        rows, row_idx, devices = others
+    known = np.isin(devices, corpus.devices[fold.train_idx]).astype(np.float32)
     logs = [
         np.log(
-            predict_rows(
-                load_weights(folder / fold.file_name(seed), settings.train), rows, fold.test_idx, specs_known=known
-            )
+            predict_rows(load_weights(folder / fold.file_name(seed), settings.train), rows, row_idx, specs_known=known)
         )
         for seed in range(seeds)
     ]

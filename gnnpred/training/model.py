@@ -19,10 +19,20 @@ from gnnpred.features import (
 from gnnpred.graph import Component
 from gnnpred.op_kinds import Category
 
-# Eager PyTorch launches a kernel every 5 to 10 us on common hosts; the network scales it per job.
-HOST_LAUNCH_MS = 6e-3
+# Eager training steps of the public tables take 5 to 35 us of host time per kernel (2025 desktop to 2018 server); the
+# network scales it per job.
+HOST_LAUNCH_MS = 12e-3
 _LOG_GROUPS = NODE_FEATURE_NAMES.index("log_groups")
 _FIRST_CATEGORY = NODE_FEATURE_NAMES.index(f"category_{CATEGORIES[0]}")
+# What a host's speed can be told from where the host itself is unknown: software, and the year of the GPU that it was
+# bought for. Few enough, and linear, so that it carries over to GPUs that no training row has.
+_HOST_FEATURES = [
+    GLOBAL_FEATURE_NAMES.index(name)
+    for name in GLOBAL_FEATURE_NAMES
+    if name.startswith(("precision_", "framework_", "phase_", "host_"))
+    or name in ("is_amd", "all_half", "torch_compile", "xla", "year")
+]
+_PYTORCH_VERSION = GLOBAL_FEATURE_NAMES.index("pytorch_version")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +56,8 @@ class ModelSettings:
     # up what other ops miss and run away in networks that have many of them
     max_log_streaming: float = 0.7
     max_log_scale: float = 0.7  # per graph
+    max_log_host: float = 2.0  # of the host's time per kernel
+    max_log_copy: float = 3.0  # of the input copy: tables time everything from pinned copies to making random images
     pooled_scale: bool = False  # the per-graph scale sees the pooled ops, not only the job
     host_branch: bool = True
 
@@ -93,13 +105,17 @@ class MessageLayer(nn.Module):
         self.project_out = nn.Linear(settings.width, settings.message_width)
         self.update = nn.Linear(settings.width + 2 * settings.message_width, settings.width)
         self.neighbours = NeighbourMean()
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = settings.dropout
 
     def forward(self, h: Tensor, in_edges: Tensor, out_edges: Tensor) -> Tensor:
         x = self.norm(h)
-        from_producers = self.dropout(self.neighbours(self.project_in(x), in_edges))
-        from_consumers = self.dropout(self.neighbours(self.project_out(x), out_edges))
-        return h + nn.functional.silu(self.update(torch.cat([x, from_producers, from_consumers], 1)))
+        from_producers = self.neighbours(self.project_in(x), in_edges)
+        from_consumers = self.neighbours(self.project_out(x), out_edges)
+        messages = torch.cat([from_producers, from_consumers], 1)
+        if self.training and self.dropout > 0:
+            # nn.Dropout draws its mask three times slower on a CPU, a tenth of the whole training time
+            messages = messages * (torch.rand_like(messages) >= self.dropout) / (1 - self.dropout)
+        return h + nn.functional.silu(self.update(torch.cat([x, messages], 1)))
 
 
 class StepTimeGNN(nn.Module):
@@ -137,7 +153,8 @@ class StepTimeGNN(nn.Module):
         self.head = nn.Linear(width, NUM_COMPONENTS)
         self.scale_in = nn.Linear(num_global + 1 + width, width)
         self.scale_head = nn.Linear(width, 3)  # log scale of GPU time, of host time, of the input copy
-        for head in (self.head, self.scale_head):
+        self.host_head = nn.Linear(len(_HOST_FEATURES) + 2, 2)  # log scale of host time and of the input copy
+        for head in (self.head, self.scale_head, self.host_head):
             nn.init.zeros_(head.weight)
             nn.init.zeros_(head.bias)
 
@@ -168,7 +185,7 @@ class StepTimeGNN(nn.Module):
         limit = category @ self.correction_limit
         is_grouped = batch.node_features[:, _LOG_GROUPS] > math.log(2.5)  # log(groups + 1)
         limit = limit + (self.grouped_limit - limit).clamp(min=0) * is_grouped[:, None]
-        correction = limit * torch.tanh(self.head(h) / limit)
+        correction = _bounded(self.head(h), limit)
         op_ms = batch.physics_ms * torch.exp(correction)
         weight = batch.physics_ms.sum(1) * batch.count
         total = _sum_by_graph(weight[:, None], batch.graph_idx, num_graphs)
@@ -179,20 +196,29 @@ class StepTimeGNN(nn.Module):
             pooled = _sum_by_graph(h * weight[:, None], batch.graph_idx, num_graphs) / (total + 1e-9)
         else:
             pooled = h.new_zeros(num_graphs, h.shape[1])
-        log_scale = self.scale_head(nn.functional.silu(self.scale_in(torch.cat([g, pooled], 1))))
-        limit = self.settings.max_log_scale
-        log_scale = limit * torch.tanh(log_scale / limit)
-        gpu_scale = torch.exp(log_scale[:, 0])
+        scales = self.scale_head(nn.functional.silu(self.scale_in(torch.cat([g, pooled], 1))))
+        gpu_scale = torch.exp(_bounded(scales[:, 0], self.settings.max_log_scale))
         op_ms = op_ms * gpu_scale[batch.graph_idx][:, None]
         gpu_ms = _sum_by_graph(op_ms.sum(1, keepdim=True) * batch.count[:, None], batch.graph_idx, num_graphs)[:, 0]
-        copy_ms = batch.host_copy_ms * torch.exp(log_scale[:, 2])
+        version = batch.globals[:, _PYTORCH_VERSION]
+        has_version = (version > 0).to(version.dtype)
+        software = torch.stack([has_version * (version - 2.0), has_version], 1)
+        host = self.host_head(torch.cat([batch.globals[:, _HOST_FEATURES], software], 1))
+        # a known GPU stands for the hosts that the corpus timed it on
+        host = host + known * _bounded(scales[:, 1:], self.settings.max_log_scale)
+        copy_ms = batch.host_copy_ms * torch.exp(_bounded(host[:, 1], self.settings.max_log_copy))
         if not self.settings.host_branch:
             return op_ms, gpu_ms + copy_ms, deviation
-        host_ms = batch.host_launches * HOST_LAUNCH_MS * torch.exp(log_scale[:, 1])
+        host_ms = batch.host_launches * HOST_LAUNCH_MS * torch.exp(_bounded(host[:, 0], self.settings.max_log_host))
         # factored so that neither fourth power over- nor underflows
         larger = torch.maximum(gpu_ms, host_ms) + 1e-9
         bound_ms = larger * ((gpu_ms / larger) ** 4 + (host_ms / larger) ** 4) ** 0.25
         return op_ms, bound_ms + copy_ms, deviation
+
+
+def _bounded(log_value: Tensor, limit: float | Tensor) -> Tensor:
+    """The value, bent smoothly into (-limit, limit)."""
+    return limit * torch.tanh(log_value / limit)
 
 
 def _sum_by_graph(values: Tensor, graph_idx: Tensor, num_graphs: int) -> Tensor:

@@ -13,6 +13,7 @@ SHORT_TITLES = {
     "architecture": "unseen architecture",
     "family": "unseen family",
     "device": "unseen GPU",
+    "neusight": "NeuSight's test GPUs",
     "random": "random",
 }
 

@@ -95,16 +95,17 @@ def write_checkpoint(
     tree_weight: float = 0.0,
     golden: Mapping[str, tuple[GraphArrays, bool]],
     known_kinds: Sequence[str],
-    devices: Sequence[str],
+    device_rows: Mapping[str, int],
     global_ranges: Mapping[str, tuple[float, float]],
-    interval_log: Mapping[str, tuple[float, float]],
+    intervals: Mapping[str, Mapping[str, Any]],
     default_framework_version: str,
     details: Mapping[str, Any],
 ) -> None:
     """model.onnx, trees.onnx, card.json and golden.json, each through a temporary file.
 
     ``trees`` is the regressor of :func:`gnnpred.training.trees.fit_trees`. The golden answers are torch's and
-    scikit-learn's, so that loading also checks onnxruntime against both.
+    scikit-learn's, so that loading also checks onnxruntime against both. ``device_rows`` are whole-step training rows
+    by GPU, 0 for one with inference rows alone; ``intervals`` is what :func:`gnnpred.intervals.interval_models` reads.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model_bytes = export_onnx(members)
@@ -117,8 +118,9 @@ def write_checkpoint(
         "tree_weight": tree_weight if trees_bytes else 0.0,
         "summary_features": list(SUMMARY_FEATURE_NAMES),
         "default_framework_version": default_framework_version,
-        "devices": sorted(devices),
-        "interval_log": {k: [round(v, 5) for v in pair] for k, pair in interval_log.items()},
+        "devices": sorted(device_rows),
+        "device_rows": {name: int(count) for name, count in sorted(device_rows.items())},
+        "intervals": {name: dict(model) for name, model in intervals.items()},
         "global_ranges": {k: [round(float(v), 5) for v in pair] for k, pair in global_ranges.items()},
         "known_kinds": sorted(known_kinds),
         "op_kinds": list(OP_KINDS),

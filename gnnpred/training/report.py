@@ -11,6 +11,7 @@ TITLES = {
     "architecture": "Unseen architecture (a new variant of a known family)",
     "family": "Unseen family",
     "device": "Unseen GPU (leave one out)",
+    "neusight": "NeuSight's training points, its test GPUs held out together",
     "random": "Random rows (leaks between siblings and repeats; for reference only)",
     "blind": "Without precision in features and peaks, unseen family",
     "blind_fp32": "Without precision, trained on fp32 and tf32 rows alone, unseen family",

@@ -35,6 +35,7 @@ class StructureKey:
     optimizer: str
     input_gradient: bool
     foreach: bool
+    checkpointing: bool
 
     @classmethod
     def of(cls, row: MeasurementRow, job: JobSpec) -> "StructureKey":
@@ -49,6 +50,7 @@ class StructureKey:
             optimizer=job.optimizer if job.phase is Phase.TRAIN else "none",
             input_gradient=row.input_gradient,
             foreach=has_foreach_optimizer(job.framework, job.framework_version, job.optimizer),
+            checkpointing=job.activation_checkpointing == "full",
         )
 
 
@@ -59,8 +61,9 @@ def build_structure(graph: OpGraph, key: StructureKey) -> GraphStructure:
         tf32_matmul=key.tf32_matmul,
     )  # fmt: skip
     full = complete_step(
-        lowered, phase=key.phase, optimizer=key.optimizer, input_gradient=key.input_gradient, foreach=key.foreach
-    )
+        lowered, phase=key.phase, optimizer=key.optimizer, input_gradient=key.input_gradient, foreach=key.foreach,
+        checkpointing=key.checkpointing,
+    )  # fmt: skip
     return graph_structure(full, op_costs(full))
 
 

@@ -13,6 +13,7 @@ from gnnpred.corpus.store import load_rows
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.features import GLOBAL_FEATURE_NAMES, KIND_IDX, GraphArrays
 from gnnpred.files import replaced_when_done
+from gnnpred.intervals import KNOWN_DEVICE, UNSEEN_DEVICE, interval_models
 from gnnpred.training.accuracy_page import write_accuracy_pages
 from gnnpred.training.error_table import results_table
 from gnnpred.training.evaluate import TRACKS, TrackResult, require_networks, run_track
@@ -26,9 +27,11 @@ from gnnpred.training.experiments import (
     load_weights,
     train_folds,
 )
-from gnnpred.training.intervals import conformal_intervals
+from gnnpred.training.extra_rows import NEUSIGHT, load_extra_rows
+from gnnpred.training.intervals import fit_intervals
 from gnnpred.training.kernel_errors import kernel_table
 from gnnpred.training.plots import write_parity_plots
+from gnnpred.training.ranges import training_ranges
 from gnnpred.training.release import write_checkpoint
 from gnnpred.training.report import write_report
 from gnnpred.training.trees import fit_trees, roofline_of, summed_features
@@ -37,7 +40,7 @@ from gnnpred.training.trees import fit_trees, roofline_of, summed_features
 DEFAULT_FRAMEWORK_VERSION = "2.1"
 ERRORS_FILE = "errors.json"
 INTERVALS_FILE = "intervals.json"
-_RANGE_FEATURES = ("log_batch", "log_physics_ms", "log_launches")
+EXTRA_TRACKS = ("family", NEUSIGHT)  # also score rows beside the corpus
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -85,6 +88,7 @@ def train_checkpoint(
             "the intervals on held-out groups"
         )
     intervals = json.loads(intervals_path.read_text(encoding="utf-8"))
+    interval_models(intervals, where=str(intervals_path))  # before minutes are spent on training
     started = time.time()
     corpus = load_encoded_corpus(datasets, settings, work, num_workers, on_progress, with_blind=False)
     (fold,) = folds_of(corpus, "final")
@@ -96,10 +100,7 @@ def train_checkpoint(
     trees = fit_trees(summed_features(corpus.aware), log_ratio, fold.train_idx)
     on_progress("boosted trees", 1, 1)
     training = ~corpus.is_inference
-    ranges = {
-        feature: tuple(np.quantile(corpus.aware.globals[training, GLOBAL_FEATURE_NAMES.index(feature)], (0.001, 0.999)))
-        for feature in _RANGE_FEATURES
-    }
+    ranges = training_ranges(corpus, np.flatnonzero(training))
     for feature in GLOBAL_FEATURE_NAMES:
         if feature.startswith("precision_"):
             column = corpus.aware.globals[:, GLOBAL_FEATURE_NAMES.index(feature)]
@@ -113,9 +114,9 @@ def train_checkpoint(
         tree_weight=settings.tree_weight,
         golden=_golden(corpus),
         known_kinds=sorted(kinds),
-        devices=sorted(set(corpus.devices)),
+        device_rows={name: int((corpus.devices[training] == name).sum()) for name in sorted(set(corpus.devices))},
         global_ranges=ranges,
-        interval_log=intervals,
+        intervals=intervals,
         default_framework_version=DEFAULT_FRAMEWORK_VERSION,
         details={
             "training_rows": int(training.sum()),
@@ -187,9 +188,18 @@ def evaluate_recipe(
             jobs = _jobs(list(folds_of(corpus, track)), settings.seeds_of(track))
             _train(corpus, jobs, settings, folds, num_workers, f"networks, {track}", on_progress)
         _started_file(folds, settings).unlink(missing_ok=True)
+    all_rows = load_rows(datasets)
+    extra = None
+    if any(track in EXTRA_TRACKS for track in tracks or TRACKS):
+        extra = load_extra_rows(
+            datasets, corpus, all_rows, cache=work / "encoded",
+            on_row=lambda done, total: on_progress("forward passes encoded", done, total),
+        )  # fmt: skip
     results: dict[str, TrackResult] = {}
     for track in tracks or TRACKS:
         fold_list = list(folds_of(corpus, track))
+        if not fold_list:  # the corpus has no row of it
+            continue
         done = 0
         on_progress(f"scoring, {track}", 0, len(fold_list))
 
@@ -199,17 +209,18 @@ def evaluate_recipe(
             on_progress(f"scoring, {track}", done, total)
 
         results[track] = run_track(
-            corpus, track, settings, folds, with_baselines=not track.startswith("blind"), on_fold=count
-        )
-    table = results_table(results, corpus, name=name, all_rows=load_rows(datasets))
+            corpus, track, settings, folds, with_baselines=not track.startswith("blind"),
+            extra=extra if track in EXTRA_TRACKS else None, on_fold=count,
+        )  # fmt: skip
+    table = results_table(results, corpus, name=name, all_rows=all_rows, extra=extra)
     if "device" in results:
         table["kernels"] = kernel_table(corpus, list(folds_of(corpus, "device")), settings, folds)
     if tracks is None or "family" in results:
         out.mkdir(parents=True, exist_ok=True)
         _write_json(out / ERRORS_FILE, table)
-        intervals = conformal_intervals(results["family"], corpus)
+        intervals = {KNOWN_DEVICE: fit_intervals(results["family"], corpus).as_dict()}
         if "device" in results:
-            intervals["unseen_device"] = conformal_intervals(results["device"], corpus)["all"]
+            intervals[UNSEEN_DEVICE] = fit_intervals(results["device"], corpus).as_dict()
         _write_json(out / INTERVALS_FILE, intervals)
         write_report(out, table, name=name)
         write_parity_plots(out, results, corpus)

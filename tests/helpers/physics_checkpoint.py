@@ -19,6 +19,7 @@ from gnnpred.features import (
     graph_structure,
 )
 from gnnpred.hardware import find_device
+from gnnpred.intervals import KNOWN_DEVICE, UNSEEN_DEVICE, IntervalModel
 from gnnpred.job import JobSpec, Phase, Precision
 from gnnpred.op_kinds import OP_KINDS
 from gnnpred.passes.step import complete_step, lower_forward
@@ -59,7 +60,11 @@ def write_physics_checkpoint(folder: Path, *, devices: Sequence[str], name: str 
     card = {
         "name": name, "feature_schema": FEATURE_SCHEMA_VERSION, "model_sha256": hashlib.sha256(content).hexdigest(),
         "trees_sha256": "", "tree_weight": 0.0, "default_framework_version": "2.1", "devices": sorted(devices),
-        "interval_log": {"all": [-0.22, 0.22], "unseen_device": [-0.44, 0.44]},
+        "device_rows": dict.fromkeys(devices, 500),
+        "intervals": {
+            KNOWN_DEVICE: IntervalModel.constant(-0.22, 0.22).as_dict(),
+            UNSEEN_DEVICE: IntervalModel.constant(-0.44, 0.44).as_dict(),
+        },
         "global_ranges": {"log_batch": [0, 12], "log_physics_ms": [-9, 19], "log_launches": [0, 19]},
         "known_kinds": list(OP_KINDS), "op_kinds": list(OP_KINDS), "node_features": list(NODE_FEATURE_NAMES),
         "global_features": list(GLOBAL_FEATURE_NAMES),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from gnnpred.costs import op_costs
+from gnnpred.errors import UsageError
 from gnnpred.features import (
     COMPONENTS,
     FULL_TENSOR_EFFICIENCY,
@@ -15,6 +16,7 @@ from gnnpred.features import (
     SPEC_FEATURE_NAMES,
     encode,
     graph_structure,
+    has_fused_attention,
     sustained_share,
     tensor_share,
 )
@@ -257,3 +259,20 @@ def test_a_halved_tensor_rate_is_reached_in_full():
     assert tensor_share(A100) == tensor_share(V100) == FULL_TENSOR_EFFICIENCY
     # no tensor cores, and units of another vendor
     assert tensor_share(find_device("P100-PCIe-16GB")) == tensor_share(find_device("MI210")) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "attention", "expected"),
+    [("2.1", "auto", True), ("1.13", "auto", False), ("1.13", "fused", True), ("2.1", "eager", False)],
+)
+def test_attention_is_what_the_job_says_else_by_version(version, attention, expected):
+    job = JobSpec(device=find_device("A100-SXM4-80GB"), framework_version=version, attention=attention)
+    assert has_fused_attention(job) is expected
+
+
+def test_a_job_with_unknown_attention_or_checkpointing_is_refused():
+    device = find_device("A100-SXM4-80GB")
+    with pytest.raises(UsageError, match="unknown attention 'flash'"):
+        JobSpec(device=device, attention="flash")
+    with pytest.raises(UsageError, match="unknown activation checkpointing 'selective'"):
+        JobSpec(device=device, activation_checkpointing="selective")

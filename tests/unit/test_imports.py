@@ -18,7 +18,7 @@ LAYERS = (
     ("hardware",),
     ("job",),
     ("onnx_io", "passes", "costs", "memory", "metrics"),
-    ("features", "graph_summary", "communication", "calibration"),
+    ("features", "graph_summary", "communication", "calibration", "known_devices", "intervals"),
     ("checkpoint",),
     ("prediction", "inference_correction", "predictor", "runs"),
     ("score", "calibration_runs", "model_sources", "export", "corpus"),

@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from gnnpred import JobSpec, Phase, Precision, Predictor, find_device
+from gnnpred.communication import step_spread
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.memory import estimate_memory_gib
 from tests.helpers.graphs import tiny_cnn
@@ -33,6 +35,30 @@ def test_the_interval_holds_the_prediction_and_the_throughput_fits(predictor):
     low, high = prediction.interval_90_ms
     assert (low, high) == pytest.approx((0.8 * prediction.step_time_ms, 1.3 * prediction.step_time_ms))
     assert prediction.throughput_samples_per_s == pytest.approx(64e3 / prediction.step_time_ms)
+
+
+def test_the_interval_widens_by_the_measured_spread_of_communication(predictor):
+    one = predictor.predict(tiny_cnn(), JobSpec(device=A100, batch_size=64))
+    widths = []
+    for gpus, strategy in ((1, "ddp"), (2, "ddp"), (8, "ddp"), (2, "dp")):
+        job = JobSpec(device=A100, batch_size=64, gpus=gpus, strategy=strategy)
+        found = predictor.predict(tiny_cnn(), job)
+        low, high = (bound / found.step_time_ms for bound in found.interval_90_ms)
+        spread = step_spread(job)
+        assert np.log(low) == pytest.approx(-np.hypot(np.log(0.8), spread[0]))
+        assert np.log(high) == pytest.approx(np.hypot(np.log(1.3), spread[1]))
+        widths.append(high / low)
+    assert widths[0] == pytest.approx(one.interval_90_ms[1] / one.interval_90_ms[0])
+    assert widths == sorted(widths)
+    assert widths[0] < widths[1]
+
+
+def test_the_spread_beyond_the_measured_counts_is_that_of_the_largest():
+    jobs = [JobSpec(device=A100, batch_size=8, gpus=gpus, nodes=gpus // 8 or 1) for gpus in (3, 2, 16, 64)]
+    three, two, sixteen, many = (step_spread(job) for job in jobs)
+    assert three == two
+    assert many == sixteen
+    assert all(low < 0 < high for low, high in (two, sixteen))
 
 
 def test_batch_none_keeps_the_graphs_batch_and_another_one_rebinds(predictor):
@@ -137,3 +163,12 @@ def test_graphs_are_prepared_once_and_devices_share_them(predictor):
     second = predictor.predict(graph, JobSpec(device=find_device("T4")))
     assert first.graph is second.graph
     assert second.step_time_ms > first.step_time_ms
+
+
+def test_checkpointed_layers_lengthen_the_backward_alone(predictor):
+    plain, again = (
+        predictor.predict(tiny_cnn(), JobSpec(device=A100, activation_checkpointing=name)).breakdown_ms
+        for name in ("none", "full")
+    )
+    assert again["forward"] == pytest.approx(plain["forward"])
+    assert again["backward"] > plain["backward"]

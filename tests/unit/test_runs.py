@@ -205,3 +205,26 @@ def test_dims_bind_symbolic_dimensions():
 def test_a_wrong_cell_is_named(cells, message):
     with pytest.raises(GnnpredError, match=message):
         run_with(**cells)
+
+
+@pytest.mark.parametrize(
+    ("cells", "attention", "checkpointing"),
+    [
+        ({}, "auto", "none"),
+        ({"attention": "Fused", "activation_checkpointing": "full"}, "fused", "full"),
+        ({"note": "flash attention; activation checkpointing True"}, "fused", "full"),
+        ({"note": "eager attention; activation checkpointing FALSE"}, "eager", "none"),
+        ({"note": "no gradient checkpointing"}, "auto", "none"),
+        ({"note": "activation checkpointing selective op"}, "auto", "none"),
+        ({"note": "flash attention", "attention": "eager"}, "eager", "none"),
+    ],
+)
+def test_attention_and_checkpointing_come_from_their_columns_or_the_note(cells, attention, checkpointing):
+    job = run_with(**cells).job
+    assert (job.attention, job.activation_checkpointing) == (attention, checkpointing)
+
+
+@pytest.mark.parametrize("column", ["attention", "activation_checkpointing"])
+def test_an_unknown_attention_or_checkpointing_is_named(column):
+    with pytest.raises(GnnpredError, match=f"{column} 'odd' is not modelled"):
+        run_with(**{column: "odd"})

@@ -23,6 +23,7 @@ from gnnpred.corpus.sources.suites import (
     TRANSFORMER_XL_BASE,
     TRANSFORMER_XL_LARGE,
     TRANSLATION_LENGTH,
+    masked_bert_key,
 )
 from gnnpred.job import ActivationRule, Phase, Precision
 
@@ -42,6 +43,7 @@ _SEGMENTATION = {
 
 
 _JASPER_FRAMES = 1640
+_DENSE_BERT_YEAR = 21  # NVIDIA's PyTorch BERT of 2021 predicts masked positions only and left Apex
 MIN_MICRO_BATCHES = 8  # from here on the optimizer's share of a micro-batch is negligible
 _LEFT_OUT = {
     "dlrm": "its embeddings are updated sparsely, which no graph here describes",
@@ -89,6 +91,13 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
         sizes = BERT_LARGE if model == "bert-large" else BERT_BASE
         head = "BertForQuestionAnswering" if seq_len == 384 else "BertForPreTraining"
         key = ModelKey(f"hf:{head}?{sizes}", seq_len=seq_len)
+        container = re.match(r"ngc-(\d\d)", record["framework_version"])
+        is_recent = container is not None and int(container.group(1)) >= _DENSE_BERT_YEAR
+        if head == "BertForPreTraining" and (record["framework"].startswith("tensorflow") or is_recent):
+            common = common.replace(architecture_key=key)
+            key = masked_bert_key(sizes, seq_len)
+        if record["framework"] == "pytorch" and common.precision is Precision.MIXED and container and not is_recent:
+            common = common.replace(activation_rule=ActivationRule.ALL_HALF)  # Apex O2; native autocast since
     elif model == "electra-base" and (seq_len := seq_len_of(record["input"])):
         key = ModelKey("hf:ElectraForQuestionAnswering?hidden_size=768&embedding_size=768&num_attention_heads=12"
                        "&intermediate_size=3072", seq_len=seq_len)  # fmt: skip
@@ -138,7 +147,8 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
             seq_len=length,
         )
         checkpointing = "full" if "checkpointing on" in record["note"] else ""
-        unused = unused or (checkpointing and "activation checkpointing: the forward pass runs twice")
+        if common.precision is Precision.MIXED:  # Megatron keeps its weights in half beside fp32 masters
+            common = common.replace(activation_rule=ActivationRule.ALL_HALF)
         return common.replace(key=key, checkpointing=checkpointing, unused_reason=unused)
     else:
         return f"{model}: not rebuilt"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gnnpred.corpus.rebuild import ModelKey
 from gnnpred.corpus.sources.record import Interpretation, interpret_common, seq_len_of
+from gnnpred.job import ActivationRule
 
 PREFIXES = (
     "llm-foundry", "internevo-", "torchtitan-", "bigscience-", "mbridge-", "nemo-", "dgxc-", "jax-", "maskrcnn-",
@@ -35,6 +36,9 @@ _LLAMA = {
     "internlm-7b": "hidden_size=4096&intermediate_size=11008&num_hidden_layers=32&num_attention_heads=32"
     "&vocab_size=103168",
 }  # fmt: skip
+# FSDP's mixed precision gathers weights in half: norms, embeddings and the residual stream are in half as well
+_SHARDED_RULE = ActivationRule.ALL_HALF
+_MPT_SEQ_LEN = 2048
 _MODEL_PARALLEL = "model parallel: one GPU runs a part of the graph"
 
 
@@ -60,18 +64,15 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
     if source_id.startswith("llm-foundry") and model in MPT_LAYERS_WIDTH_HEADS and seq_len:
         published = re.search(r"params (\d+)", note)
         source = mpt_source(model, int(published.group(1)) if published else None, seq_len)
-        early = record["framework_version"].startswith("1.")
         suspect = re.search(r"MFU (?:1\d\d|\d\.)[\d.]*", note) and float(re.search(r"MFU ([\d.]+)", note)[1]) > 100
         return common.replace(
             key=ModelKey(source, seq_len=seq_len),
+            # padding the vocabulary makes no other network
+            architecture_key=ModelKey(mpt_source(model, None, _MPT_SEQ_LEN), seq_len=_MPT_SEQ_LEN),
             strategy="fsdp",
+            activation_rule=_SHARDED_RULE,
             checkpointing="full" if "activation checkpointing True" in note else "",
-            # features take attention before PyTorch 2 as unfused; here a library's fused kernel ran
-            unused_reason="its own utilisation is above the peak"
-            if suspect
-            else "fused attention before PyTorch had any"
-            if early
-            else "",
+            unused_reason="its own utilisation is above the peak" if suspect else "",
         )
     if source_id.startswith("internevo"):
         if "tp=1" not in note:
@@ -85,6 +86,7 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
         return common.replace(
             key=ModelKey(f"hf:LlamaForCausalLM?{_LLAMA[model]}", seq_len=seq_len),
             strategy="fsdp",
+            activation_rule=_SHARDED_RULE,
             checkpointing="full" if "checkpointing full" in note else "",
         )
     if source_id.startswith("maskrcnn"):

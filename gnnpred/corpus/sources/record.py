@@ -40,6 +40,8 @@ class Interpretation:
     os: str = ""
     strategy: str = "ddp"  # how several GPUs share the work: ddp | dp | fsdp
     checkpointing: str = ""  # "" none | full
+    attention: str = ""  # "" as the framework's version decides | fused | eager
+    architecture_key: ModelKey | None = None  # whose architecture the row counts as, where not its own model's
     grad_accum: int | None = None  # where the row stands for something else than the record's whole step
     excluded_reason: str = ""
     unused_reason: str = ""  # kept with its graph, but not for training
@@ -92,6 +94,7 @@ def interpret_common(record: Mapping[str, str]) -> Interpretation | str:
         optimizer=optimizer,
         step_time_ms=step_time_ms,
         os=_os_of(note),
+        attention="fused" if "flash attention" in note else "eager" if "eager attention" in note else "",
         notes=tuple(notes),
     )
 

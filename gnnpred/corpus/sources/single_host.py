@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gnnpred.corpus.rebuild import ModelKey
 from gnnpred.corpus.sources.record import Interpretation, image_size_of, interpret_common, seq_len_of
-from gnnpred.corpus.sources.suites import BERT_BASE, BERT_LARGE, TRANSLATION_LENGTH, inception_or_plain
+from gnnpred.corpus.sources.suites import BERT_BASE, BERT_LARGE, TRANSLATION_LENGTH, inception_or_plain, masked_bert_key
 
 PREFIXES = (
     "jcj-", "u39kun", "paddleperf-", "nersc-", "zyr17", "mxnet-perf", "pycls-", "gpuinsights", "mrdbourke", "skb",
@@ -82,7 +82,8 @@ def _interpret_paddleperf(record, common):
         )
     if model == "bert-base-pretrain":
         return common.replace(
-            key=ModelKey(f"hf:BertForPreTraining?{BERT_BASE}", seq_len=seq_len_of(record["input"]) or 128),
+            key=masked_bert_key(BERT_BASE, seq_len_of(record["input"]) or 128),
+            architecture_key=ModelKey(f"hf:BertForPreTraining?{BERT_BASE}", seq_len=128),
             data_loader=True,
         )
     if model == "transformer-big":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 from gnnpred.corpus.rebuild import ModelKey
 from gnnpred.corpus.sources.record import Interpretation, image_size_of, interpret_common
@@ -46,6 +47,18 @@ _PYTORCH_SOURCES = {
     "bert_large_squad": f"hf:BertForQuestionAnswering?{BERT_LARGE}",
 }
 
+_MASKED_SHARE = 20 / 128  # Google's max_predictions_per_seq: 20 of 128, 80 of 512
+
+
+def masked_bert_key(sizes: str, seq_len: int) -> ModelKey:
+    """BERT pre-training whose vocabulary projection runs on the masked positions alone."""
+    options = dict(parse_qsl(sizes))
+    return ModelKey(
+        f"own:bert_pretraining?layers={options['num_hidden_layers']}&width={options['hidden_size']}"
+        f"&heads={options['num_attention_heads']}&masked={round(seq_len * _MASKED_SHARE)}",
+        seq_len=seq_len,
+    )
+
 
 def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
     """One Lambda row."""
@@ -85,6 +98,8 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
         key = ModelKey(source, seq_len=384)
     else:
         key = ModelKey(source, image_size=size)
+    if model.startswith("bert"):  # NVIDIA's script writes attention out, whatever PyTorch has by now
+        common = common.replace(attention="eager")
     data = re.search(r"(?:^|;)data=([^;]*)", record["note"])
     real = model in ("SSD", "gnmt", "maskrcnn", "tacotron2") or bool(data and not data.group(1).startswith("synt"))
     if "published_throughput" in record["note"]:

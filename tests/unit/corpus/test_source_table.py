@@ -16,6 +16,12 @@ def _rows():
     return single, [make_row(source_id="ryu-a100", row_id="e", gpus=4)]
 
 
+def test_a_row_derived_from_another_counts_as_used_alone():
+    single, several = _rows()
+    single.append(make_row(source_id="ryu-a100", row_id="e-compute", derived_from="e"))
+    assert source_table(single, several).splitlines()[2].startswith("| ryu | 5 | 4 | 3 | 1, 1 | 1 | 2 |")
+
+
 def test_a_source_counts_what_is_usable_rebuilt_and_used():
     lines = source_table(*_rows()).splitlines()
     assert lines[2].startswith("| ryu | 5 | 4 | 3 | 1, 1 | 1 | 1 |")

@@ -57,12 +57,15 @@ def test_one_gpu_that_accumulates_is_entered_as_one_micro_batch_and_several_are_
 
 def test_sharded_runs_keep_their_checkpointing():
     record = _train(source_id="llm-foundry-mpt", model="mpt-7b", input="seq=2048", precision="amp_bf16", gpus="8")
-    record |= {"framework_version": "2.1", "note": "FSDP FULL_SHARD; activation checkpointing True; params 6658859008"}
+    note = "FSDP FULL_SHARD; activation checkpointing True; params 6658859008; flash attention"
+    record |= {"framework_version": "2.1", "note": note}
     row = language_models.interpret(record, NOWHERE)
     assert (row.strategy, row.checkpointing, row.precision) == ("fsdp", "full", Precision.MIXED_BF16)
+    assert (row.attention, row.activation_rule) == ("fused", ActivationRule.ALL_HALF)
     assert row.key.source == "own:mpt?layers=32&width=4096&heads=32&vocab=50368"
     early = language_models.interpret(record | {"framework_version": "1.13"}, NOWHERE)
-    assert "fused attention" in early.unused_reason
+    assert not early.unused_reason
+    assert early.architecture_key == row.architecture_key == row.key
 
 
 @pytest.mark.parametrize(

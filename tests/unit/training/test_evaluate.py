@@ -31,3 +31,16 @@ def test_roofline_constants_fall_back_from_device_to_precision_to_all():
     constants = fit_roofline_constants(roofline, measured, groups, np.array([0, 1, 2]))
     predicted = predict_roofline(roofline, groups, constants, np.array([3, 4, 5]))
     assert predicted == pytest.approx([2 * 2, 2 * 4, 2 * 2])  # own device; its precision; the median of all
+
+
+def test_encoded_rows_are_named_by_their_job_as_well_as_by_their_time(tmp_path):
+    pytest.importorskip("torch_geometric")
+    from gnnpred.training.experiments import _digest
+    from tests.helpers.corpus import make_row
+
+    for name in ("graphs.jsonl.xz", "operators.csv.gz"):
+        (tmp_path / name).write_bytes(b"")
+    plain = _digest(tmp_path, [make_row()])
+    assert plain == _digest(tmp_path, [make_row()])
+    assert plain != _digest(tmp_path, [make_row(attention="eager")])
+    assert plain != _digest(tmp_path, [make_row(step_time_ms=13.0)])

@@ -14,6 +14,7 @@ from gnnpred.costs import op_costs  # noqa: E402
 from gnnpred.errors import GnnpredError, UsageError  # noqa: E402
 from gnnpred.features import COMPONENTS, GraphArrays, encode, graph_structure  # noqa: E402
 from gnnpred.hardware import find_device  # noqa: E402
+from gnnpred.intervals import KNOWN_DEVICE, IntervalModel  # noqa: E402
 from gnnpred.job import JobSpec, Phase, Precision  # noqa: E402
 from gnnpred.passes.step import complete_step, lower_forward  # noqa: E402
 from gnnpred.training.data import FlatRows  # noqa: E402
@@ -155,9 +156,10 @@ def checkpoint_folder(rows, tmp_path_factory):
     write_checkpoint(
         folder, name="tiny", members=[_model(0), _model(1)], trees=_trees(rows), tree_weight=0.4,
         golden={"first": (rows.arrays_of(0), True)},
-        known_kinds=["conv", "relu", "reduce_mean", "linear"], devices=DEVICES,
+        known_kinds=["conv", "relu", "reduce_mean", "linear"], device_rows=dict.fromkeys(DEVICES, 500),
         global_ranges={"log_batch": (0, 5), "log_physics_ms": (-9, 9), "log_launches": (0, 9)},
-        interval_log={"all": (-0.2, 0.3)}, default_framework_version="2.1", details={},
+        intervals={KNOWN_DEVICE: IntervalModel.constant(-0.2, 0.3).as_dict()}, default_framework_version="2.1",
+        details={},
     )  # fmt: skip
     return folder
 
@@ -229,8 +231,9 @@ def test_a_checkpoint_without_trees_answers_with_the_networks_alone(rows, checkp
     card = load_checkpoint(checkpoint_folder).card
     write_checkpoint(
         tmp_path / "plain", name="plain", members=[_model(0)], golden={"first": (rows.arrays_of(0), True)},
-        known_kinds=card.known_kinds, devices=DEVICES, global_ranges=card.global_ranges,
-        interval_log=card.interval_log, default_framework_version="2.1", details={},
+        known_kinds=card.known_kinds, device_rows=card.known_devices.rows_by_device,
+        global_ranges=card.global_ranges, intervals={k: model.as_dict() for k, model in card.intervals.items()},
+        default_framework_version="2.1", details={},
     )  # fmt: skip
     plain = load_checkpoint(tmp_path / "plain")
     assert not (tmp_path / "plain" / "trees.onnx").exists()
