@@ -51,6 +51,10 @@ _CUDNN_8_3_PYTORCH = 1 + 12 / 20  # PyTorch 1.12 came with cuDNN 8.3, whose fast
 FP32_TFLOPS_PER_WATT_2018 = 0.06
 _FP32_PER_WATT_GROWTH = 0.14  # per year, of the logarithm
 _CLOCK_OF_POWER = 0.8  # exponent
+# Large products reach 0.6 to 0.8 of a full tensor rate (V100, A100, H100, B200) and all of one that the vendor halved
+# against its units (GeForce with fp32 accumulation: RTX 2080 Ti and 3090, 512 flop per SM and cycle in half types).
+FULL_TENSOR_EFFICIENCY = 0.77
+_HALVED_FLOP_PER_SM_CYCLE = 600.0
 # Flash attention computes heads in tiles of 32 channels.
 _HEAD_DIM_TILE = 32
 
@@ -354,6 +358,9 @@ def _unit_peaks(device: DeviceSpec) -> np.ndarray:
     tensor = np.array([device.peak_tflops(dtype) or device.fp32_tflops for dtype in COMPUTE_DTYPES])
     # products on the plain cores draw the most power; elementwise arithmetic rarely bounds anything
     tensor[_DTYPE_IDX[DType.FP32]] *= sustained_share(device)
+    on_units = tensor > 1.5 * device.fp32_tflops
+    on_units[: _DTYPE_IDX[DType.TF32]] = False
+    tensor[on_units] *= tensor_share(device)
     return np.stack([plain, tensor]) * 1e6  # 1 TFLOP/s = 1e6 flop/us
 
 
@@ -364,6 +371,15 @@ def sustained_share(device: DeviceSpec) -> float:
     per_watt = FP32_TFLOPS_PER_WATT_2018 * np.exp(_FP32_PER_WATT_GROWTH * (device.year - 2018))
     asked = device.fp32_tflops / device.tdp_w / per_watt
     return float(max(asked, 1.0) ** -_CLOCK_OF_POWER)
+
+
+def tensor_share(device: DeviceSpec) -> float:
+    """Share of the tensor peaks that large products reach; 1 where no data or no NVIDIA unit says otherwise."""
+    half = device.fp16_tensor_tflops
+    if not half or device.compute_capability is None or half < 1.5 * device.fp32_tflops:
+        return 1.0
+    per_cycle = half * 1e6 / (device.num_sms * device.boost_clock_mhz)
+    return 1.0 if per_cycle < _HALVED_FLOP_PER_SM_CYCLE else FULL_TENSOR_EFFICIENCY
 
 
 def _attention_share(structure: GraphStructure, *, fused: bool) -> np.ndarray:

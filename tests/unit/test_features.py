@@ -9,6 +9,7 @@ from gnnpred.costs import op_costs
 from gnnpred.errors import UsageError
 from gnnpred.features import (
     COMPONENTS,
+    FULL_TENSOR_EFFICIENCY,
     GLOBAL_FEATURE_NAMES,
     KERNEL_FLOOR_US,
     NODE_FEATURE_NAMES,
@@ -17,6 +18,7 @@ from gnnpred.features import (
     graph_structure,
     has_fused_attention,
     sustained_share,
+    tensor_share,
 )
 from gnnpred.graph import Component, DType, Op, OpGraph, Role, TensorSpec
 from gnnpred.hardware import find_device
@@ -217,23 +219,6 @@ def test_old_pytorch_updates_one_tensor_after_the_other(framework, version, opti
     assert has_foreach_optimizer(framework, version, optimizer) is expected
 
 
-@pytest.mark.parametrize(
-    ("version", "attention", "expected"),
-    [("2.1", "auto", True), ("1.13", "auto", False), ("1.13", "fused", True), ("2.1", "eager", False)],
-)
-def test_attention_is_what_the_job_says_else_by_version(version, attention, expected):
-    job = JobSpec(device=find_device("A100-SXM4-80GB"), framework_version=version, attention=attention)
-    assert has_fused_attention(job) is expected
-
-
-def test_a_job_with_unknown_attention_or_checkpointing_is_refused():
-    device = find_device("A100-SXM4-80GB")
-    with pytest.raises(UsageError, match="unknown attention 'flash'"):
-        JobSpec(device=device, attention="flash")
-    with pytest.raises(UsageError, match="unknown activation checkpointing 'selective'"):
-        JobSpec(device=device, activation_checkpointing="selective")
-
-
 def test_power_caps_the_fp32_peak_of_small_boards_alone():
     assert sustained_share(A100) == 1
     assert sustained_share(V100) > 0.97
@@ -267,3 +252,27 @@ def test_fused_attention_pads_the_head():
     assert _attention_ms(_attention(causal=False, head_dim=72)) == pytest.approx(
         _attention_ms(_attention(causal=False, head_dim=96)), rel=0.01
     )
+
+
+def test_a_halved_tensor_rate_is_reached_in_full():
+    assert tensor_share(find_device("RTX3090")) == 1
+    assert tensor_share(A100) == tensor_share(V100) == FULL_TENSOR_EFFICIENCY
+    # no tensor cores, and units of another vendor
+    assert tensor_share(find_device("P100-PCIe-16GB")) == tensor_share(find_device("MI210")) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "attention", "expected"),
+    [("2.1", "auto", True), ("1.13", "auto", False), ("1.13", "fused", True), ("2.1", "eager", False)],
+)
+def test_attention_is_what_the_job_says_else_by_version(version, attention, expected):
+    job = JobSpec(device=find_device("A100-SXM4-80GB"), framework_version=version, attention=attention)
+    assert has_fused_attention(job) is expected
+
+
+def test_a_job_with_unknown_attention_or_checkpointing_is_refused():
+    device = find_device("A100-SXM4-80GB")
+    with pytest.raises(UsageError, match="unknown attention 'flash'"):
+        JobSpec(device=device, attention="flash")
+    with pytest.raises(UsageError, match="unknown activation checkpointing 'selective'"):
+        JobSpec(device=device, activation_checkpointing="selective")

@@ -15,7 +15,12 @@ from gnnpred.training.accuracy_page import accuracy_page, write_accuracy_pages
 from gnnpred.training.error_table import results_table
 from gnnpred.training.experiments import folds_of
 from gnnpred.training.goals import goals
-from gnnpred.training.intervals import coverage_table, cross_conformal_bounds, features_of, fit_intervals
+from gnnpred.training.intervals import (
+    coverage_table,
+    cross_conformal_bounds,
+    features_of,
+    fit_intervals,
+)
 from gnnpred.training.kernel_errors import efficiency_and_latency, kernel_table
 from gnnpred.training.noise import noise_table, repeat_noise
 from gnnpred.training.ranges import out_of_range, range_table
