@@ -39,7 +39,8 @@ DeviceFiles = Annotated[
 Gpus = Annotated[int, typer.Option("--gpus", help="GPUs in all.")]
 Nodes = Annotated[int, typer.Option("--nodes", help="Hosts they are spread over, evenly.")]
 BatchSize = Annotated[
-    int | None, typer.Option("--batch-size", help="Samples per GPU. Default: the batch written in the file.")
+    int | None,
+    typer.Option("--batch-size", help="Samples per data-parallel rank and micro-batch. Default: the file's."),
 ]
 PrecisionName = Annotated[
     str, typer.Option("--precision", metavar="|".join(Precision), help="Or amp, amp_fp16, amp_bf16.")
@@ -86,7 +87,26 @@ ActivationCheckpointing = Annotated[
     ),
 ]
 HostCopy = Annotated[bool, typer.Option("--host-copy", help="Each step copies its batch from pageable host memory.")]
-Strategy = Annotated[str, typer.Option("--strategy", metavar="|".join(STRATEGIES), help="How the GPUs share the work.")]
+Strategy = Annotated[
+    str, typer.Option("--strategy", metavar="|".join(STRATEGIES), help="How data-parallel ranks share the work.")
+]
+ShardGroup = Annotated[
+    int | None,
+    typer.Option("--shard-group", help="fsdp, zero*: ranks that share one copy, e.g. those of a node. Default: all."),
+]
+GradAccum = Annotated[
+    int, typer.Option("--grad-accum", help="Passes of --batch-size samples whose gradients add up to one step.")
+]
+TensorParallel = Annotated[int, typer.Option("--tp", help="GPUs that share each layer's products.")]
+SequenceParallel = Annotated[
+    bool, typer.Option("--sequence-parallel", help="With --tp: what lies between the products is split too.")
+]
+PipelineParallel = Annotated[int, typer.Option("--pp", help="Pipeline stages (1F1B).")]
+Microbatches = Annotated[
+    int | None, typer.Option("--microbatches", help="Micro-batches of --batch-size samples per step and pipeline.")
+]
+Interleave = Annotated[int, typer.Option("--interleave", help="Chunks of layers per stage (interleaved 1F1B).")]
+ExpertParallel = Annotated[int, typer.Option("--ep", help="Data-parallel ranks that share the experts.")]
 Interconnect = Annotated[
     str, typer.Option("--interconnect", metavar="NAME", help="Between GPUs of a node. Default: the device's own.")
 ]
