@@ -80,6 +80,7 @@ class ClusterFabric:
     nodes: int
     description: str
     warnings: tuple[str, ...] = ()
+    network_share: float = 1.0  # of a node's ports: below 1 where several groups of a node use them at once
 
     @property
     def num_domains(self) -> int:
@@ -98,7 +99,27 @@ class ClusterFabric:
         if self.inter is None:
             return 0.0
         nodes_per_domain = max(1, self.nodes // self.num_domains)
-        return self.inter.gb_s_per_port * self.ports_per_node * nodes_per_domain
+        return self.inter.gb_s_per_port * self.ports_per_node * nodes_per_domain * self.network_share
+
+    @property
+    def network_gb_s_per_gpu(self) -> float:
+        """What one GPU can send to another node while the others of its group do the same, in GB/s: its share of the
+        ports, and never more than the ports that belong to one GPU (eight ports of an eight-GPU node: one each)."""
+        if self.inter is None:
+            return 0.0
+        own_ports = max(1.0, self.ports_per_node / self.intra.max_gpus_per_node)
+        return min(self.network_gb_s_per_domain / self.gpus_per_domain, self.inter.gb_s_per_port * own_ports)
+
+    def subgroup(self, gpus: int, nodes: int, *, groups_per_node: int = 1) -> "ClusterFabric":
+        """The fabric as a group of some of the ranks sees it (``gpus`` in all on ``nodes`` hosts).
+
+        ``groups_per_node`` such groups communicate at the same time and share a node's ports: data-parallel
+        groups of one rank per node beside tensor parallelism over 8 GPUs: ``subgroup(nodes, nodes, groups_per_node=8)``.
+        """
+        part = replace(self, gpus=gpus, nodes=nodes, network_share=self.network_share / groups_per_node)
+        if part.num_domains == 1:  # inside one node, or one rack that joins its nodes itself
+            part = replace(part, inter=None, ports_per_node=0)
+        return replace(part, description=_describe(part))
 
 
 @lru_cache(maxsize=1)
