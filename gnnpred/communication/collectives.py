@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.resources import files
-from math import ceil, log2
+from math import ceil, inf, log2
 
-from gnnpred.communication.fabrics import ClusterFabric
+from gnnpred.communication.fabrics import ClusterFabric, InterNodeFabric, IntraNodeFabric
 from gnnpred.errors import GnnpredError, UsageError
 
 _US_PER_MS = 1e3
@@ -65,16 +65,31 @@ def load_constants() -> dict:
     return json.loads((files("gnnpred.communication") / "constants.json").read_text(encoding="utf-8"))
 
 
-def link_constants(fabric_name: str, *groups: str) -> LinkConstants:
-    """Constants of a fabric for the first of ``groups`` that was fitted on it, else those of its all-reduce."""
-    entry = load_constants()["links"][fabric_name]
+def link_constants(fabric: IntraNodeFabric, *groups: str) -> LinkConstants:
+    """Constants of a link for the first of ``groups`` that was fitted on it, else those of its all-reduce.
+
+    What a user says of an own link (efficiency, latency) replaces the fitted figure.
+    """
+    entry = load_constants()["links"][fabric.like or fabric.name]
     fields = next((entry[group] for group in groups if group in entry), entry["all_reduce"])
-    return LinkConstants(**fields["constants"])
+    constants = LinkConstants(**fields["constants"])
+    if fabric.efficiency is not None:  # it is the whole share that is reached: no further cost per byte
+        constants = replace(constants, efficiency=fabric.efficiency, endpoint_gb_s=inf)
+    if fabric.latency_us is not None:
+        scale = fabric.latency_us / constants.latency_us(_STEPS_OF_TWO_GPUS)
+        constants = replace(constants, base_us=constants.base_us * scale, hop_us=constants.hop_us * scale)
+    return constants
 
 
-def transport_constants(transport: str) -> TransportConstants:
-    """Constants of a network transport."""
-    return TransportConstants(**load_constants()["transports"][transport]["constants"])
+def transport_constants(fabric: InterNodeFabric) -> TransportConstants:
+    """Constants of a network; a user's own efficiency and latency replace the fitted figures."""
+    constants = TransportConstants(**load_constants()["transports"][fabric.transport]["constants"])
+    if fabric.efficiency is not None:
+        constants = replace(constants, ring_efficiency=fabric.efficiency, tree_efficiency=fabric.efficiency)
+    return constants if fabric.latency_us is None else replace(constants, hop_us=fabric.latency_us)
+
+
+_STEPS_OF_TWO_GPUS = 2  # of an all-reduce's ring
 
 
 COLLECTIVE_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv")
@@ -173,8 +188,8 @@ def collective_ms(kind: str, num_bytes: float, fabric: ClusterFabric, *, dtype: 
     if fabric.gpus == 1:
         routes(kind, replace(fabric, gpus=2, nodes=1, inter=None))  # an unknown kind is refused here too
         return 0.0
-    links = link_constants(fabric.intra.name, *_CONSTANT_GROUPS.get(kind, ("all_reduce",)))
-    transport = transport_constants(fabric.inter.transport) if fabric.inter else None
+    links = link_constants(fabric.intra, *_CONSTANT_GROUPS.get(kind, ("all_reduce",)))
+    transport = transport_constants(fabric.inter) if fabric.inter else None
     return collective_us(kind, num_bytes, fabric, links, transport) / _US_PER_MS
 
 
