@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from gnnpred.errors import UsageError
 from gnnpred.hardware import DeviceSpec
+
+if TYPE_CHECKING:
+    from gnnpred.communication.fabrics import FabricFile
 
 
 class Precision(StrEnum):
@@ -68,10 +72,10 @@ MAX_MICROBATCHES = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """One job. ``batch_size`` is that of one micro-batch of one data-parallel rank; ``None`` keeps the batch of the graph.
+    """One job. ``batch_size`` is that of one micro-batch of one data-parallel rank; ``None`` keeps the graph's batch.
 
-    The GPUs are ``tensor_parallel x pipeline_parallel x data_parallel``; a step trains on ``global_batch_size``
-    = batch_size x data_parallel x num_microbatches samples. On one GPU, and with DDP alone, a rank is a GPU.
+    The GPUs are ``tensor_parallel x pipeline_parallel x data_parallel``; a step trains on
+    batch_size x data_parallel x num_microbatches samples. With DDP alone a rank is a GPU.
     """
 
     device: DeviceSpec
@@ -103,6 +107,7 @@ class JobSpec:
     expert_parallel: int = 1  # data-parallel ranks that share the experts of mixture-of-experts layers
     interconnect: str = ""  # inside a node; "" = the device's default
     inter_node: str = ""
+    fabric_file: "FabricFile | None" = None  # links of the user's own, in place of named ones
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size <= 0:
@@ -213,9 +218,8 @@ class JobSpec:
                 )
         if self.strategy not in SHARDED_STRATEGIES:
             if self.shard_group is not None:
-                raise UsageError(
-                    f"--shard-group belongs to {', '.join(SHARDED_STRATEGIES)}; --strategy {self.strategy} shards nothing"
-                )
+                sharded = ", ".join(SHARDED_STRATEGIES)
+                raise UsageError(f"--shard-group belongs to {sharded}; --strategy {self.strategy} shards nothing")
             return
         if self.precision is Precision.FP64:
             raise UsageError(
