@@ -21,6 +21,7 @@ from gnnpred.job import (
 )
 
 if TYPE_CHECKING:
+    from gnnpred.communication.fabrics import FabricFile
     from gnnpred.inference_correction import MeasuredInference
 
 Device = Annotated[
@@ -111,6 +112,13 @@ Interconnect = Annotated[
     str, typer.Option("--interconnect", metavar="NAME", help="Between GPUs of a node. Default: the device's own.")
 ]
 InterNode = Annotated[str, typer.Option("--inter-node", metavar="NAME", help="Between nodes, e.g. ib200, eth100.")]
+FabricFileName = Annotated[
+    Path | None, typer.Option("--fabric-file", metavar="FILE", help="Links of your own, as TOML or JSON.")
+]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option("--trace", metavar="FILE.json", help="Write the timeline for ui.perfetto.dev (Chrome trace format)."),
+]
 Dims = Annotated[
     list[str] | None,
     typer.Option("--dim", metavar="NAME=VALUE", help="Bind a symbolic dimension other than the batch; repeatable."),
@@ -145,6 +153,15 @@ def device_of(name: str | None, file: Path | None) -> DeviceSpec:
 def own_devices(files: list[Path] | None) -> list[DeviceSpec]:
     """The devices of repeated ``--device-file`` options."""
     return [load_device_file(file) for file in files or ()]
+
+
+def fabric_of(file: Path | None) -> "FabricFile | None":
+    """The links of ``--fabric-file``."""
+    if file is None:
+        return None
+    from gnnpred.communication.fabrics import load_fabric_file
+
+    return load_fabric_file(file)
 
 
 def phase_of(text: str) -> Phase:

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gnnpred.graph import Component, Op, OpGraph, OpPhase, Role
 from gnnpred.op_kinds import Category, category_of
@@ -64,7 +65,7 @@ def layer_spans(graph: OpGraph) -> LayerSpans:
                 positions[op.kind, weight.shape].append(op_idx)
     alike = [found for found in positions.values() if len(found) == num_layers]
     marks = min(alike, key=lambda found: found[0], default=[])
-    lengths = [b - a for a, b in zip(marks, [*marks[1:], region.stop], strict=True)]
+    lengths = [b - a for a, b in pairwise([*marks, region.stop])]
     if num_layers == 1 or not marks or max(lengths) > _MOST_UNEQUAL_LAYERS * min(lengths):
         products = tuple(sorted(op_idx for found in positions.values() for op_idx in found))
         return LayerSpans(products or (region.start,), region.stop, num_forward, are_alike=False)
