@@ -49,8 +49,8 @@ class LayerSpans:
 def layer_spans(graph: OpGraph) -> LayerSpans:
     """The repeated layers of a graph, with or without its backward pass.
 
-    The rarest of the repeated weight shapes marks each layer once. Where these marks stand at uneven distances
-    (stages of a convolutional network), every product with a weight counts as a layer instead.
+    The rarest of the repeated weight shapes marks each layer once. Where these marks stand at uneven distances or
+    cover a part of the model only (convolutional networks), every product with a weight counts as a layer instead.
     """
     num_forward = sum(op.phase is OpPhase.FORWARD for op in graph.ops)
     region, num_layers = checkpointed_region(graph.ops, graph.tensors)
@@ -65,8 +65,8 @@ def layer_spans(graph: OpGraph) -> LayerSpans:
                 positions[op.kind, weight.shape].append(op_idx)
     alike = [found for found in positions.values() if len(found) == num_layers]
     marks = min(alike, key=lambda found: found[0], default=[])
-    lengths = [b - a for a, b in pairwise([*marks, region.stop])]
-    if num_layers == 1 or not marks or max(lengths) > _MOST_UNEQUAL_LAYERS * min(lengths):
+    lengths = [b - a for a, b in pairwise(marks)]
+    if not lengths or max(lengths) > _MOST_UNEQUAL * min(lengths) or len(region) > (num_layers + 1) * max(lengths):
         products = tuple(sorted(op_idx for found in positions.values() for op_idx in found))
         return LayerSpans(products or (region.start,), region.stop, num_forward, are_alike=False)
     # The first product of a layer may stand before its mark: every layer begins as far before it as the first one.
@@ -77,7 +77,7 @@ def layer_spans(graph: OpGraph) -> LayerSpans:
     return LayerSpans(tuple(starts), max(region.stop, starts[-1] + 1), num_forward)
 
 
-_MOST_UNEQUAL_LAYERS = 3
+_MOST_UNEQUAL = 3  # longest layer / shortest, in ops
 _PRODUCTS = (Category.CONV, Category.MATMUL, Category.RECURRENT)
 
 
