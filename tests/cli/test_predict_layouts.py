@@ -20,7 +20,8 @@ BASE = ("--batch-size", 2, "--optimizer", "adam", "--json")
     "layout",
     [
         ("--strategy", "fsdp"), ("--strategy", "zero1"), ("--strategy", "zero2"), ("--strategy", "zero3"),
-        ("--strategy", "fsdp", "--shard-group", 4), ("--grad-accum", 4), ("--tp", 4), ("--tp", 2, "--sequence-parallel"),
+        ("--strategy", "fsdp", "--shard-group", 4), ("--grad-accum", 4), ("--tp", 4),
+        ("--tp", 2, "--sequence-parallel"),
         ("--pp", 4, "--microbatches", 8), ("--pp", 2, "--microbatches", 4, "--interleave", 2),
         ("--tp", 2, "--pp", 2, "--grad-accum", 8, "--strategy", "zero1", "--activation-checkpointing", "full"),
     ],
