@@ -47,8 +47,12 @@ def collective(
     """Predict the time and bandwidths of one collective operation."""
     from gnnpred.communication.collectives import check_kind, estimate_collective
     from gnnpred.communication.fabrics import load_fabric_file, resolve_fabric
+    from gnnpred.communication.residual import nccl_minor
 
     kind = check_kind(kind)
+    dtype = _dtype_of(dtype)
+    if nccl_version and nccl_minor(nccl_version) is None:
+        raise UsageError(f"--nccl-version {nccl_version!r} is no version of NCCL 2: write it as in 2.27")
     sizes = _sizes_of(size, sweep)
     if not 2 <= gpus <= MAX_GPUS:
         raise UsageError(f"a collective needs from 2 to {MAX_GPUS:,} GPUs, got --gpus {gpus}")
@@ -71,6 +75,21 @@ def collective(
         typer.echo(json.dumps(_as_dict(estimates, fabric, spec.name, warnings, is_sweep=sweep is not None), indent=1))
         return
     _print(estimates, fabric, spec.name, warnings)
+
+
+_DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int32", "int64")
+_OTHER_NAMES = {
+    "float": "fp32", "float32": "fp32", "half": "fp16", "float16": "fp16", "bfloat16": "bf16", "double": "fp64",
+    "float64": "fp64",
+}  # fmt: skip
+
+
+def _dtype_of(text: str) -> str:
+    name = text.strip().lower()
+    name = _OTHER_NAMES.get(name, name)
+    if name and name not in _DTYPES:
+        raise UsageError(f"unknown type {text!r} for --dtype: choose one of {', '.join(_DTYPES)}")
+    return name
 
 
 def _sizes_of(size: str | None, sweep: str | None) -> list[float]:
