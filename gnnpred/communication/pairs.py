@@ -67,11 +67,12 @@ def site_of(row: MeasurementRow) -> str:
 
 
 def software_group(row: MeasurementRow) -> str:
-    """Families of software that communicate alike; the scripts of NVIDIA run Horovod or their own kvstore."""
+    """Families of software that communicate alike. TensorFlow runs Horovod, but in Lambda's suite
+    (tf_cnn_benchmarks) replicated variables."""
     if row.framework == "pytorch":
         return "torch-ddp"
     if row.framework.startswith("tensorflow"):
-        return "tensorflow"
+        return "tf-replicated" if row.source_id.startswith("lambda") else "horovod"
     return row.framework
 
 
@@ -107,8 +108,32 @@ def is_usable(row: MeasurementRow) -> bool:
 
 
 def is_irregular(pair: Pair) -> bool:
-    """Whether the step's length varies from batch to batch or hangs on the host."""
-    return pair.family in IRREGULAR_FAMILIES or pair.row.model.lower().startswith(IRREGULAR_MODELS)
+    """Whether the step's length varies from batch to batch or hangs on the host, by what the sources themselves say.
+
+    DLPerf calls its native PyTorch loader, Paddle's and MXNet's ResNet in mixed precision bound by input.
+    """
+    row = pair.row
+    input_bound = pair.family == "resnet" and (
+        row.source_id.startswith("dlperf-pytorch")
+        or (not pair.is_full and row.source_id.startswith("dlperf-") and row.framework in ("paddle", "mxnet"))
+    )
+    return input_bound or pair.family in IRREGULAR_FAMILIES or row.model.lower().startswith(IRREGULAR_MODELS)
+
+
+def thin(pairs: Sequence[Pair]) -> list[Pair]:
+    """One pair per model, GPU, precision, GPUs, nodes and doubling of the batch for Sia's grids (20,000 rows of six
+    models): the one of median efficiency. Its YOLOv3 and DeepSpeech 2 hang on the host and are left out."""
+    kept = [pair for pair in pairs if pair.site != "sia"]
+    groups: dict[tuple, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        if pair.site == "sia" and pair.family in ("resnet", "bert"):
+            row = pair.row
+            key = (row.model, row.device, row.precision, row.gpus, row.nodes, row.interconnect)
+            groups[(*key, round(float(np.log2(row.batch_size))))].append(pair)
+    for group in groups.values():
+        ordered = sorted(group, key=lambda pair: (pair.measured_efficiency, pair.row.row_id))
+        kept.append(ordered[(len(ordered) - 1) // 2])
+    return kept
 
 
 def fabric_of(row: MeasurementRow) -> ClusterFabric:

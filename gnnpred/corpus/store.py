@@ -14,7 +14,7 @@ import io
 import json
 import lzma
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from gnnpred.hardware import DeviceSpec, find_device
 from gnnpred.job import ActivationRule, JobSpec, Phase, Precision, host_os_of
 
 GRAPHS_FILE = "graphs.jsonl.xz"
+LAYOUT_GRAPHS_FILE = "graphs_layouts.jsonl.xz"  # networks that only model-parallel rows run
 MEASUREMENTS_FILE = "measurements.csv.gz"
 MULTI_GPU_FILE = "multi_gpu.csv.gz"
 
@@ -91,6 +92,23 @@ class MeasurementRow:
     checkpointing: str = ""  # "" none | full: every layer's forward pass runs twice
     attention: str = ""  # "" as the framework's version decides | fused | eager
     derived_from: str = ""  # row_id of the run on several GPUs whose compute this is
+    # The layout of model-parallel runs (multi_gpu.csv.gz alone; not in repr, which names encodings of single-GPU rows)
+    tensor_parallel: int = field(default=1, repr=False)
+    pipeline_parallel: int = field(default=1, repr=False)
+    context_parallel: int = field(default=1, repr=False)  # GPUs that share the tokens of a sequence
+    interleave: int = field(default=1, repr=False)  # chunks of layers per pipeline stage
+    sequence_parallel: bool = field(default=False, repr=False)  # activations between products are split as well
+    zero_stage: int = field(default=0, repr=False)  # 1: the optimizer's state is spread over data-parallel ranks
+
+    @property
+    def has_layout(self) -> bool:
+        """Whether one GPU runs a part of the graph."""
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel > 1
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that train on different samples."""
+        return self.gpus // (self.tensor_parallel * self.pipeline_parallel * self.context_parallel)
 
     def job(self, device: DeviceSpec | None = None) -> JobSpec:
         """The job that was measured. TensorRT engines are treated as compiled graphs."""
@@ -117,8 +135,10 @@ class MeasurementRow:
         )
 
 
-ROW_COLUMNS = tuple(field.name for field in fields(MeasurementRow))
-_REQUIRED_COLUMNS = tuple(field.name for field in fields(MeasurementRow) if field.default is MISSING)
+_ALL_COLUMNS = tuple(column.name for column in fields(MeasurementRow))
+LAYOUT_COLUMNS = tuple(column.name for column in fields(MeasurementRow) if not column.repr)
+ROW_COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in LAYOUT_COLUMNS)
+_REQUIRED_COLUMNS = tuple(column.name for column in fields(MeasurementRow) if column.default is MISSING)
 _BOOL_COLUMNS = frozenset(
     [
         "tf32_matmul",
@@ -130,11 +150,13 @@ _BOOL_COLUMNS = frozenset(
         "unstable",
         "few_iterations",
         "used_for_training",
+        "sequence_parallel",
     ]
 )
 _CONVERTERS: dict[str, Any] = {
     "phase": Phase, "precision": Precision, "activation_rule": ActivationRule, "batch_size": int,
     "grad_accum": int, "step_time_ms": float, "gpus": int, "nodes": int,
+    "tensor_parallel": int, "pipeline_parallel": int, "context_parallel": int, "interleave": int, "zero_stage": int,
 } | {name: (lambda text: text == "1") for name in _BOOL_COLUMNS}  # fmt: skip
 
 
@@ -160,7 +182,7 @@ def _read_rows(path: Path) -> list[MeasurementRow]:
                 raise GnnpredError(
                     f"{path} lacks the columns {', '.join(missing)}: rebuild it with 'gnnpred dataset build'"
                 )
-            positions = [(name, header.index(name), _CONVERTERS.get(name)) for name in ROW_COLUMNS if name in header]
+            positions = [(name, header.index(name), _CONVERTERS.get(name)) for name in _ALL_COLUMNS if name in header]
             return [
                 MeasurementRow(**{n: convert(r[i]) if convert else r[i] for n, i, convert in positions}) for r in reader
             ]
@@ -170,13 +192,14 @@ def _read_rows(path: Path) -> list[MeasurementRow]:
         raise GnnpredError(f"{path} is not a measurements file of this version: {error}") from error
 
 
-def write_rows(path: str | Path, rows: Iterable[MeasurementRow]) -> None:
-    """Write rows as gzipped CSV, byte-identical for equal rows."""
+def write_rows(path: str | Path, rows: Iterable[MeasurementRow], *, layouts: bool = False) -> None:
+    """Write rows as gzipped CSV, byte-identical for equal rows; ``layouts`` adds the columns of model parallelism."""
+    columns = _ALL_COLUMNS if layouts else ROW_COLUMNS
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(ROW_COLUMNS)
+    writer.writerow(columns)
     for row in rows:
-        writer.writerow([_text_of(name, getattr(row, name)) for name in ROW_COLUMNS])
+        writer.writerow([_text_of(name, getattr(row, name)) for name in columns])
     _write_atomically(Path(path), gzip.compress(text.getvalue().encode(), 9, mtime=0))
 
 
@@ -209,8 +232,16 @@ class GraphStore(Mapping[str, OpGraph]):
 
 
 def load_graphs(path: str | Path) -> GraphStore:
-    """The graphs of a graphs file, or of the one in a dataset folder."""
-    path = _in_folder(path, GRAPHS_FILE)
+    """The graphs of a graphs file, or of those in a dataset folder."""
+    path = Path(path)
+    if not path.is_dir():
+        return GraphStore(_read_graph_lines(path))
+    lines = _read_graph_lines(path / GRAPHS_FILE)
+    layouts = path / LAYOUT_GRAPHS_FILE
+    return GraphStore(lines | (_read_graph_lines(layouts) if layouts.exists() else {}))
+
+
+def _read_graph_lines(path: Path) -> dict[str, bytes]:
     try:
         data = lzma.decompress(path.read_bytes())
     except FileNotFoundError as error:
@@ -221,7 +252,7 @@ def load_graphs(path: str | Path) -> GraphStore:
     if not lines or json.loads(lines[0]).get("format") != _FORMAT:
         raise GnnpredError(f"{path} is of another version: rebuild it with 'gnnpred dataset build'")
     # every line starts {"id":"0123456789abcdef",... so that ids are found without parsing the graph
-    return GraphStore({line[7 : line.index(b'"', 7)].decode(): line for line in lines[1:]})
+    return {line[7 : line.index(b'"', 7)].decode(): line for line in lines[1:]}
 
 
 def write_graphs(path: str | Path, encoded_graphs: Iterable[Mapping[str, Any]]) -> None:
