@@ -98,7 +98,8 @@ def build_dataset(
         for several in (False, True)
     )
     used_ids = {row.graph_id for row in (*rows, *multi_gpu_rows)}
-    plain_ids = {row.graph_id for row in rows} | {row.graph_id for row in multi_gpu_rows if not row.has_layout}
+    plain_ids = {row.graph_id for row in rows}
+    plain_ids |= {row.graph_id for row in multi_gpu_rows if not row.has_layout and row.framework != "jax"}
     graphs = {t["graph"]["id"]: t["graph"] for t in traced.values() if "graph" in t and t["graph"]["id"] in used_ids}
     rows += compute_rows(multi_gpu_rows, lambda graph_id: decode_graph(graphs[graph_id]))
     out = Path(out)

@@ -25,7 +25,7 @@ from gnnpred.hardware import DeviceSpec, find_device
 from gnnpred.job import ActivationRule, JobSpec, Phase, Precision, host_os_of
 
 GRAPHS_FILE = "graphs.jsonl.xz"
-LAYOUT_GRAPHS_FILE = "graphs_layouts.jsonl.xz"  # networks that only model-parallel rows run
+LAYOUT_GRAPHS_FILE = "graphs_layouts.jsonl.xz"  # networks that only model-parallel and JAX runs use
 MEASUREMENTS_FILE = "measurements.csv.gz"
 MULTI_GPU_FILE = "multi_gpu.csv.gz"
 
