@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gnnpred.communication.timeline import Gradient, _ready_gradients
+from gnnpred.communication.step_work import Gradient, ready_gradients
 from gnnpred.costs import CostState, op_costs
 from gnnpred.graph import OpGraph, OpPhase
 from gnnpred.hardware import find_device
@@ -66,7 +66,7 @@ def gradient_profile(graph: OpGraph) -> GradientProfile:
     backward_ms = op_ms[is_backward]
     end = np.cumsum(backward_ms) / max(backward_ms.sum(), 1e-9)
     elements = np.zeros(NUM_SEGMENTS)
-    gradients = _ready_gradients(step, JobSpec(device=device))
+    gradients = ready_gradients(step, JobSpec(device=device), [0] * len(step.ops))
     for gradient in gradients:
         segment = min(NUM_SEGMENTS - 1, int(end[gradient.ready_after] * NUM_SEGMENTS - 1e-9))
         elements[segment] += gradient.num_bytes / 4

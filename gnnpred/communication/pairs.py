@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gnnpred.communication.fabrics import ClusterFabric, names_from_text, resolve_fabric
+from gnnpred.communication.fabrics import ClusterFabric, resolve_fabric
 from gnnpred.communication.gradient_profile import GradientProfile
 from gnnpred.corpus.store import MeasurementRow
 from gnnpred.errors import GnnpredError
@@ -138,13 +138,7 @@ def thin(pairs: Sequence[Pair]) -> list[Pair]:
 
 def fabric_of(row: MeasurementRow) -> ClusterFabric:
     """The links that the row's source names, or the usual ones of its GPU."""
-    device = find_device(row.device)
-    intra, inter = names_from_text(row.interconnect)
-    if row.device == "V100-SXM3-32GB" and intra in ("nvlink", "nvlink2"):
-        intra = "nvlink2-nvswitch"
-    if intra == "nvlink" and device.nvlink_gb_s <= 0:
-        intra = "pcie"
-    return resolve_fabric(device=device, gpus=row.gpus, nodes=row.nodes, interconnect=intra, inter_node=inter)
+    return resolve_fabric(device=find_device(row.device), gpus=row.gpus, nodes=row.nodes, **row.fabric_names())
 
 
 def gradient_width(row: MeasurementRow) -> float:

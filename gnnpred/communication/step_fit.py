@@ -1,6 +1,6 @@
 """The learned part of a data-parallel step: overlap, contention, overhead and stragglers, per software family.
 
-One set of constants is fitted for all software, and per software family a factor on each of four of them, pulled
+One set of constants is fitted for all software, and per software family a factor on each of five of them, pulled
 towards 1. What several GPUs add to a step is a sum (exposed collectives, contention, synchronisation in ms) plus a
 small share of the step per doubling of the ranks: the slowest rank of many.
 """
@@ -18,7 +18,7 @@ from gnnpred.communication.pairs import Pair
 from gnnpred.communication.timeline import StepConstants, fill_buckets, local_part
 
 GROUPS = ("torch-ddp", "horovod", "tf-replicated", "mxnet", "oneflow", "paddle", "mindspore")
-FACTORS = ("contention", "sync", "link", "network")
+FACTORS = ("contention", "sync", "link", "network", "straggler")
 LINK_CLASSES = (
     "nvlink_slowdown",
     "pcie_slowdown",
@@ -136,7 +136,7 @@ def predict_ms(arrays: PairArrays, learned: LearnedConstants) -> np.ndarray:
         + c["sync_ms_per_log2_gpu"] * arrays.log2_gpus
         + c["sync_ms_per_log2_node"] * arrays.log2_nodes
     ) * factor["sync"]
-    straggler_ms = c["straggler_share_per_log2_gpu"] * arrays.log2_gpus * arrays.single_ms
+    straggler_ms = c["straggler_share_per_log2_gpu"] * factor["straggler"] * arrays.log2_gpus * arrays.single_ms
     return arrays.single_ms + exposed_ms + sync_ms + straggler_ms
 
 

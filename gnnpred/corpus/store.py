@@ -18,7 +18,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from gnnpred.errors import GnnpredError
+from gnnpred.communication.fabrics import names_from_text
+from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.files import replaced_when_done
 from gnnpred.graph import DType, Op, OpGraph, Role, TensorSpec
 from gnnpred.hardware import DeviceSpec, find_device
@@ -36,7 +37,6 @@ _FIRST_CODE = 35  # '#': the printable characters from here on name (role, dtype
 # RMSprop with momentum reads and writes two states per parameter, as Adam does
 _OPTIMIZER_OF_JOB = {"rmsprop": "adam", "": "none", "novograd": "adam"}
 _COMPILER_OF_JOB = {"tensorrt": "xla"}
-_STRATEGY_OF_JOB = {"fsdp": "ddp"}  # nearest strategy that a job can name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +100,17 @@ class MeasurementRow:
     sequence_parallel: bool = field(default=False, repr=False)  # activations between products are split as well
     zero_stage: int = field(default=0, repr=False)  # 1: the optimizer's state is spread over data-parallel ranks
 
+    def fabric_names(self) -> dict[str, str]:
+        """What the source says of the links, as a job names them; nothing on one GPU."""
+        if self.gpus == 1:
+            return {}
+        interconnect, inter_node = names_from_text(self.interconnect)
+        if self.device == "V100-SXM3-32GB" and interconnect in ("nvlink", "nvlink2"):
+            interconnect = "nvlink2-nvswitch"  # DGX-2
+        if interconnect == "nvlink" and find_device(self.device).nvlink_gb_s <= 0:
+            interconnect = "pcie"
+        return {"interconnect": interconnect, "inter_node": inter_node}
+
     @property
     def has_layout(self) -> bool:
         """Whether one GPU runs a part of the graph."""
@@ -111,7 +122,12 @@ class MeasurementRow:
         return self.gpus // (self.tensor_parallel * self.pipeline_parallel * self.context_parallel)
 
     def job(self, device: DeviceSpec | None = None) -> JobSpec:
-        """The job that was measured. TensorRT engines are treated as compiled graphs."""
+        """The job that was measured. TensorRT engines are treated as compiled graphs.
+
+        Raises UsageError for context parallelism, which a job cannot name.
+        """
+        if self.context_parallel > 1:
+            raise UsageError(f"{self.source_id}: context parallelism is not modelled")
         return JobSpec(
             device=device or find_device(self.device),
             precision=self.precision,
@@ -131,7 +147,14 @@ class MeasurementRow:
             activation_checkpointing=self.checkpointing or "none",
             gpus=self.gpus,
             nodes=self.nodes,
-            strategy=_STRATEGY_OF_JOB.get(self.strategy, self.strategy) or "ddp",
+            strategy="zero1" if self.zero_stage and self.data_parallel > 1 else self.strategy or "ddp",
+            grad_accum=self.grad_accum if self.gpus > 1 and self.pipeline_parallel == 1 else 1,
+            tensor_parallel=self.tensor_parallel,
+            sequence_parallel=self.sequence_parallel,
+            pipeline_parallel=self.pipeline_parallel,
+            microbatches=self.grad_accum if self.pipeline_parallel > 1 else None,
+            interleave=self.interleave,
+            **self.fabric_names(),
         )
 
 
