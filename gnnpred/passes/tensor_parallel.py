@@ -93,8 +93,8 @@ class _Share:
             if tensor.role is not Role.PARAMETER_DERIVED or made_by is None:
                 return
             op = self.graph.ops[made_by]
-            if op.kind == "transpose" and "axes" in op.attributes:
-                axis = op.attributes["axes"][axis]
+            if op.kind == "transpose" and (axes := _permutation(op)):
+                axis = axes[axis]
             elif op.inputs and self.graph.tensors[op.inputs[0]].shape != tensor.shape:
                 return
             if not op.inputs:
@@ -229,11 +229,16 @@ def _chosen_axis(share: _Share, out: int, candidates: range, old_size: int) -> i
     return own[0] if own else None
 
 
+def _permutation(op: Op) -> tuple[int, ...]:
+    """Axes of a transpose, as the front ends name them (ONNX: perm); () where none are given."""
+    return tuple(op.attributes.get("axes") or op.attributes.get("perm") or ())
+
+
 def _transpose(share: _Share, op_idx: int, op: Op, split: list[int]) -> None:
-    axes = op.attributes.get("axes")
+    axes = _permutation(op)
     if not axes:
         share.refuse(split)
-    share.set_axis(op.outputs[0], tuple(axes).index(share.axis[op.inputs[0]]), share.origin[op.inputs[0]])
+    share.set_axis(op.outputs[0], axes.index(share.axis[op.inputs[0]]), share.origin[op.inputs[0]])
 
 
 def _slices(share: _Share, op_idx: int, op: Op, split: list[int]) -> None:
