@@ -145,8 +145,10 @@ def gradient_width(row: MeasurementRow) -> float:
     """Bytes of a gradient element on the wire, as :func:`gnnpred.communication.timeline` decides it for a job."""
     if row.precision in (Precision.FP16, Precision.BF16):
         return 2.0
-    mixed = row.precision in (Precision.MIXED, Precision.MIXED_BF16)
-    return 2.0 if mixed and row.activation_rule is ActivationRule.ALL_HALF and row.framework == "pytorch" else 4.0
+    if row.precision not in (Precision.MIXED, Precision.MIXED_BF16):
+        return 4.0
+    halved = row.framework == "pytorch" and row.activation_rule is ActivationRule.ALL_HALF
+    return 2.0 if halved or row.framework == "mxnet" else 4.0
 
 
 def match_rows(

@@ -180,9 +180,7 @@ def _interpret_bigscience(record: Mapping[str, str]) -> Interpretation | str:
     layers, width, heads = network.groups()
     seq_len = seq_len_of(record["input"]) or _MPT_SEQ_LEN
     return common.replace(
-        key=ModelKey(
-            f"own:mpt?layers={layers}&width={width}&heads={heads}&vocab={_BIGSCIENCE_VOCAB}", seq_len=seq_len
-        ),
+        key=ModelKey(f"own:mpt?layers={layers}&width={width}&heads={heads}&vocab={_BIGSCIENCE_VOCAB}", seq_len=seq_len),
         activation_rule=_SHARDED_RULE,
         optimizer="adam",
         attention="eager",  # Megatron's fused softmax between two products
