@@ -167,6 +167,12 @@ def match_rows(
     return [(group, singles[key[:-3]]) for key, group in groups.items()]
 
 
+def _representative(rows: Sequence[MeasurementRow]) -> MeasurementRow:
+    """The row of median time, of those that networks train on where there are any."""
+    rows = [row for row in rows if row.used_for_training] or list(rows)
+    return sorted(rows, key=lambda row: (row.step_time_ms, row.row_id))[(len(rows) - 1) // 2]
+
+
 def make_pairs(
     matched: Sequence[tuple[list[MeasurementRow], list[MeasurementRow]]], profiles: Mapping[str, GradientProfile]
 ) -> list[Pair]:
@@ -186,7 +192,7 @@ def make_pairs(
                 group=software_group(row),
                 family=row.family,
                 row=row,
-                single=sorted(singles, key=lambda r: (r.step_time_ms, r.row_id))[(len(singles) - 1) // 2],
+                single=_representative(singles),
                 single_ms=float(np.median([r.step_time_ms for r in singles])),
                 multi_ms=float(np.median([r.step_time_ms for r in group])),
                 repeats=len(group),

@@ -6,8 +6,8 @@ small share of the step per doubling of the ranks: the slowest rank of many.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,7 +33,6 @@ START = {
     "contention": 0.3,
     "sync_base_ms": 1.5,
     "sync_ms_per_log2_gpu": 1.0,
-    "sync_ms_per_log2_node": 0.5,
     "straggler_share_per_log2_gpu": 0.004,
     "nvlink_slowdown": 2.5,
     "pcie_slowdown": 2.5,
@@ -59,7 +58,6 @@ class PairArrays:
     local_ms: np.ndarray  # (n, _STEPS): idle-machine all-reduce time that becomes ready with a part of the backward
     network_ms: np.ndarray  # (n, _STEPS): the same over all nodes
     log2_gpus: np.ndarray  # (n,)
-    log2_nodes: np.ndarray  # (n,)
     link_class: np.ndarray  # (n,) position in LINK_CLASSES
     group: np.ndarray  # (n,) position in GROUPS
 
@@ -92,7 +90,6 @@ def pair_arrays(pairs: Sequence[Pair]) -> PairArrays:
         local_ms=local_ms,
         network_ms=network_ms,
         log2_gpus=np.log2([pair.fabric.gpus for pair in pairs]),
-        log2_nodes=np.log2([pair.fabric.nodes for pair in pairs]),
         link_class=np.array([LINK_CLASSES.index(StepConstants.link_class(pair.fabric)) for pair in pairs]),
         group=np.array([GROUPS.index(pair.group) for pair in pairs]),
     )
@@ -133,11 +130,7 @@ def predict_ms(arrays: PairArrays, learned: LearnedConstants) -> np.ndarray:
         load = load_ms[:, step]
         free_ms = np.where(load > 0, np.maximum(free_ms, now_ms) + load, free_ms)
     exposed_ms = np.maximum(now_ms, free_ms) - arrays.backward_ms
-    sync_ms = (
-        c["sync_base_ms"]
-        + c["sync_ms_per_log2_gpu"] * arrays.log2_gpus
-        + c["sync_ms_per_log2_node"] * arrays.log2_nodes
-    ) * factor["sync"]
+    sync_ms = (c["sync_base_ms"] + c["sync_ms_per_log2_gpu"] * arrays.log2_gpus) * factor["sync"]
     straggler_ms = c["straggler_share_per_log2_gpu"] * arrays.log2_gpus * arrays.single_ms
     return arrays.single_ms + exposed_ms + sync_ms + straggler_ms
 
@@ -147,7 +140,7 @@ def _slowdown(constants: dict[str, float], name: str) -> float:
     return max(constants[name], constants[name.replace("_crowd", "")])
 
 
-def fit_constants(arrays: PairArrays, weights: np.ndarray, *, max_rounds: int = 20) -> LearnedConstants:
+def fit_constants(arrays: PairArrays, weights: np.ndarray, *, max_rounds: int = 40) -> LearnedConstants:
     """Constants that minimise the weighted mean absolute error of the log step time."""
     groups = [GROUPS[g] for g in np.unique(arrays.group).tolist() if GROUPS[g] != "torch-ddp"]
     start = np.array([np.log(value) for value in START.values()] + [0.0] * (len(groups) * len(FACTORS)))
@@ -171,7 +164,7 @@ def fit_constants(arrays: PairArrays, weights: np.ndarray, *, max_rounds: int = 
             pull += float((moved[len(START) :] * group_pull).mean())
         return float((weights * errors).sum() + pull)
 
-    best, _ = pattern_search(loss, start, step=0.6, smallest_step=0.08, max_rounds=max_rounds)
+    best, _ = pattern_search(loss, start, step=0.5, smallest_step=0.06, max_rounds=max_rounds)
     return learned_of(best)
 
 
@@ -184,13 +177,30 @@ def pair_weights(pairs: Sequence[Pair]) -> np.ndarray:
     return weights / weights.sum()
 
 
-def held_out_by_family(pairs: Sequence[Pair], **options: int) -> np.ndarray:
-    """(n,) predictions of every pair by constants fitted without its model's family."""
+def held_out_constants(pairs: Sequence[Pair], **options: int) -> dict[str, LearnedConstants]:
+    """For every model family the constants that were fitted without it."""
     arrays, weights = pair_arrays(pairs), pair_weights(pairs)
+    families = np.array([pair.family for pair in pairs])
+    return {
+        name: fit_constants(arrays.select(families != name), weights[families != name], **options)
+        for name in np.unique(families).tolist()
+    }
+
+
+def predict_held_out(
+    pairs: Sequence[Pair], learned: Mapping[str, LearnedConstants], single_ms: np.ndarray | None = None
+) -> np.ndarray:
+    """(n,) predictions of every pair by constants that have not seen its family.
+
+    ``single_ms`` (n,) replaces the measured steps on one GPU, by predicted ones for instance.
+    """
+    arrays = pair_arrays(pairs)
+    if single_ms is not None:
+        scale = single_ms / arrays.single_ms
+        arrays = replace(arrays, single_ms=single_ms, backward_ms=arrays.backward_ms * scale)
     families = np.array([pair.family for pair in pairs])
     predicted = np.zeros(len(pairs))
     for name in np.unique(families).tolist():
         test = families == name
-        learned = fit_constants(arrays.select(~test), weights[~test], **options)
-        predicted[test] = predict_ms(arrays.select(test), learned)
+        predicted[test] = predict_ms(arrays.select(test), learned[name])
     return predicted

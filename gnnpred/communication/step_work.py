@@ -33,7 +33,6 @@ class StepConstants:
     host_staged_slowdown: float  # PCIe without peer-to-peer
     host_staged_crowd_slowdown: float
     network_slowdown: float
-    sync_ms_per_log2_node: float = 0.0
     straggler_share_per_log2_gpu: float = 0.0  # of the compute: every step waits for the slowest rank
 
     @staticmethod
@@ -48,12 +47,13 @@ class StepConstants:
         """The factor of a class; a crowd is never quicker than a few."""
         return max(getattr(self, link_class), getattr(self, link_class.replace("_crowd", "")))
 
-    def sync_ms(self, gpus: int, nodes: int = 1, compute_ms: float = 0.0) -> float:
+    def sync_ms(self, gpus: int, compute_ms: float = 0.0) -> float:
         """What a step loses in ms beyond its collectives; ``compute_ms`` is one rank's work of the whole step."""
         if gpus == 1:
             return 0.0
-        base_ms = self.sync_base_ms + self.sync_ms_per_log2_gpu * log2(gpus) + self.sync_ms_per_log2_node * log2(nodes)
-        return base_ms + self.straggler_share_per_log2_gpu * log2(gpus) * compute_ms
+        doublings = log2(gpus)
+        straggler_ms = self.straggler_share_per_log2_gpu * doublings * compute_ms
+        return self.sync_base_ms + self.sync_ms_per_log2_gpu * doublings + straggler_ms
 
 
 _GROUP_OF_FRAMEWORK = {"tensorflow": "horovod", "tensorflow2": "horovod", "jax": "horovod"}
@@ -77,7 +77,7 @@ def scaled_constants(constants: StepConstants, factors: Mapping[str, float]) -> 
     """``factors`` (contention, sync, link, network; 1 where absent) on the constants that they scale."""
     fields = {
         "contention": ("contention",),
-        "sync": ("sync_base_ms", "sync_ms_per_log2_gpu", "sync_ms_per_log2_node"),
+        "sync": ("sync_base_ms", "sync_ms_per_log2_gpu"),
         "link": (
             "nvlink_slowdown", "pcie_slowdown", "pcie_crowd_slowdown", "host_staged_slowdown",
             "host_staged_crowd_slowdown",
@@ -162,7 +162,7 @@ class StepWork:
         job = self.job
         passes_ms = self.phase_ms(OpPhase.FORWARD) + self.phase_ms(OpPhase.BACKWARD)
         compute_ms = passes_ms * job.num_microbatches / job.pipeline_parallel + self.phase_ms(OpPhase.OPTIMIZER)
-        return self.constants.sync_ms(job.gpus, job.nodes, compute_ms)
+        return self.constants.sync_ms(job.gpus, compute_ms)
 
     @property
     def gradient_bytes(self) -> float:
