@@ -6,13 +6,12 @@ small share of the step per doubling of the ranks: the slowest rank of many.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gnnpred.communication.collectives import all_reduce_ms
-from gnnpred.communication.fit import pattern_search
 from gnnpred.communication.gradient_profile import NUM_SEGMENTS
 from gnnpred.communication.pairs import Pair
 from gnnpred.communication.timeline import StepConstants, fill_buckets, local_part
@@ -41,6 +40,8 @@ START = {
     "host_staged_crowd_slowdown": 4.0,
     "network_slowdown": 1.3,
 }
+_SEARCH_STEPS = (0.5, 0.25, 0.12, 0.06)  # in the logarithm of a constant
+_SMALLEST_GAIN = 1e-5
 _AT_LEAST_ONE = frozenset((*LINK_CLASSES, "network_slowdown"))
 _PULL = 1e-3  # of the constants to their start: matters where no row speaks
 SIA_WEIGHT = 0.3  # a simulator's grids of two models on five GPUs
@@ -140,7 +141,7 @@ def _slowdown(constants: dict[str, float], name: str) -> float:
     return max(constants[name], constants[name.replace("_crowd", "")])
 
 
-def fit_constants(arrays: PairArrays, weights: np.ndarray, *, max_rounds: int = 40) -> LearnedConstants:
+def fit_constants(arrays: PairArrays, weights: np.ndarray, *, max_sweeps: int = 6) -> LearnedConstants:
     """Constants that minimise the weighted mean absolute error of the log step time."""
     groups = [GROUPS[g] for g in np.unique(arrays.group).tolist() if GROUPS[g] != "torch-ddp"]
     start = np.array([np.log(value) for value in START.values()] + [0.0] * (len(groups) * len(FACTORS)))
@@ -164,8 +165,26 @@ def fit_constants(arrays: PairArrays, weights: np.ndarray, *, max_rounds: int = 
             pull += float((moved[len(START) :] * group_pull).mean())
         return float((weights * errors).sum() + pull)
 
-    best, _ = pattern_search(loss, start, step=0.5, smallest_step=0.06, max_rounds=max_rounds)
-    return learned_of(best)
+    return learned_of(coordinate_search(loss, start, max_sweeps=max_sweeps))
+
+
+def coordinate_search(loss: Callable[[np.ndarray], float], start: np.ndarray, *, max_sweeps: int) -> np.ndarray:
+    """Minimum along one axis after the other, with steps that halve; many parameters, most of which hardly interact."""
+    best, best_loss = start.copy(), loss(start)
+    for step in _SEARCH_STEPS:
+        for _ in range(max_sweeps):
+            before = best_loss
+            for axis in range(len(best)):
+                for sign in (1.0, -1.0):
+                    trial = best.copy()
+                    trial[axis] += sign * step
+                    trial_loss = loss(trial)
+                    if trial_loss < best_loss - 1e-9:
+                        best, best_loss = trial, trial_loss
+                        break
+            if best_loss > before - _SMALLEST_GAIN:
+                break
+    return best
 
 
 def pair_weights(pairs: Sequence[Pair]) -> np.ndarray:
