@@ -50,9 +50,27 @@ class IntraNodeFabric:
     pairs_only: bool = False  # bridges join two cards; larger groups go over PCIe
     rail_tree: bool = True  # trees across nodes gain on flat rings (False: NICs hang on shared PCIe switches)
     domain_gpus: int | None = None  # the fabric spans nodes up to this many GPUs (NVL72)
+    # Links that join GPUs directly, without a switch: the share of a GPU's links that a group of 2, 3, ... can use.
+    group_share: tuple[float, ...] = ()
     like: str = ""  # a user's own link: the fabric whose fitted constants it takes ("" = its own name's)
     efficiency: float | None = None  # a user's own: reached share of the rate, instead of the fitted one
     latency_us: float | None = None  # a user's own: the smallest all-reduce between two GPUs
+
+    @property
+    def family(self) -> str:
+        """Links that behave alike and stand in for each other where one was not measured."""
+        name = self.like or self.name
+        if name.startswith(("nvlink", "nvl72")):
+            return "nvlink"
+        if name == "infinity-fabric":
+            return name
+        return "pcie" if self.peer_to_peer else "pcie-staged"
+
+    def usable_gb_s(self, gpus: int) -> float:
+        """Nominal one-way rate of one GPU inside a group of ``gpus`` on its node, in GB/s."""
+        if not self.group_share or gpus < 2:
+            return self.one_way_gb_s
+        return self.one_way_gb_s * self.group_share[min(gpus, len(self.group_share) + 1) - 2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +85,7 @@ class InterNodeFabric:
     source: str
     efficiency: float | None = None  # a user's own: reached share of the rate, instead of the fitted one
     latency_us: float | None = None  # a user's own: one step between nodes
+    is_custom: bool = False
 
     @property
     def gb_s_per_port(self) -> float:
@@ -101,6 +120,25 @@ class ClusterFabric:
     @property
     def gpus_per_domain(self) -> int:
         return -(-self.gpus // self.num_domains)
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether a user's own link takes part."""
+        return bool(self.intra.like and self.gpus_per_domain > 1) or bool(self.inter and self.inter.is_custom)
+
+    @property
+    def measured_as(self) -> str:
+        """Under which name measurements of such groups are kept: the network's transport, or the link."""
+        return self.inter.transport if self.inter is not None else self.intra.name
+
+    @property
+    def family(self) -> str:
+        return "network" if self.inter is not None else self.intra.family
+
+    @property
+    def is_switched(self) -> bool:
+        """Whether every group size has the same links (not so in cube meshes and across nodes)."""
+        return self.inter is None and not self.intra.group_share
 
     @property
     def network_gb_s_per_domain(self) -> float:
@@ -166,6 +204,7 @@ def _find(text: str, rows: dict[str, dict], option: str, extra: tuple[str, ...] 
 
 def _intra_from_row(row: dict, device: DeviceSpec) -> IntraNodeFabric:
     fields = {key: value for key, value in row.items() if key != "aliases"}
+    fields["group_share"] = tuple(row.get("group_share", ()))
     if fields["one_way_gb_s"] is None:
         if device.nvlink_gb_s <= 0:
             raise UsageError(
@@ -432,6 +471,7 @@ def _inter_from_file(path: Path, table: dict, notes: list[tuple[str, str]]) -> I
         source=f"fabric file {path}",
         efficiency=table.get("efficiency"),
         latency_us=table.get("latency_us"),
+        is_custom=True,
     )
 
 
@@ -469,7 +509,7 @@ def resolve_fabric(
                 f"{device.name}; set --interconnect"
             )
     gpus_per_node = -(-gpus // nodes)
-    if gpus > 1 and "nvlink" in intra.name and device.nvlink_gb_s <= 0:
+    if gpus > 1 and "nvlink" in intra.name and not intra.like and device.nvlink_gb_s <= 0:
         warnings.append(f"{device.name} has no NVLink; predicted with {intra.name} as asked")
     limit = intra.domain_gpus if nodes == 1 and intra.domain_gpus else intra.max_gpus_per_node
     if gpus_per_node > limit:

@@ -23,6 +23,7 @@ from gnnpred.passes.layers import attention_heads, layer_spans
 
 MIN_VOCABULARY = 4096  # smaller tables (positions, segments) stay whole, as in Megatron-LM
 _MAX_ROUNDS = 12
+_MUCH = 0.1  # share of the weights
 _WEIGHTS = (Role.PARAMETER, Role.PARAMETER_DERIVED)
 _FIXED = (*_WEIGHTS, Role.CONSTANT)
 
@@ -117,10 +118,9 @@ def split_products(graph: OpGraph, ways: int, *, option: str = "--tp") -> SplitG
     whole: frozenset[int] = frozenset()
     for _ in range(_MAX_ROUNDS):
         share = _Share(graph, ways, heads or 0, whole, [t.shape for t in graph.tensors], graph.producer_by_tensor())
-        try:
-            _walk(share)
-        except _NotSplittableError as conflict:
-            whole |= conflict.blame
+        blame = _walk(share)
+        if blame:
+            whole |= blame
             continue
         if share.rows:
             return _split_graph(share)
@@ -131,8 +131,9 @@ def split_products(graph: OpGraph, ways: int, *, option: str = "--tp") -> SplitG
     )
 
 
-def _walk(share: _Share) -> None:
-    graph = share.graph
+def _walk(share: _Share) -> frozenset[int]:
+    """Split what can be split; the products whose results some op turned out to need whole."""
+    graph, blame = share.graph, frozenset()
     for op_idx, op in enumerate(graph.ops):
         if all(graph.tensors[i].role in _FIXED for i in op.inputs) and not any(i in share.axis for i in op.inputs):
             continue
@@ -140,7 +141,13 @@ def _walk(share: _Share) -> None:
         if op.kind == "linear" or (op.kind == "matmul" and _is_weight(graph, op.inputs[1])):
             _product(share, op_idx, op)
         elif split:
-            _RULES.get(op.kind, _by_category(op.kind))(share, op_idx, op, split)
+            try:
+                _RULES.get(op.kind, _by_category(op.kind))(share, op_idx, op, split)
+            except _NotSplittableError as conflict:
+                blame |= conflict.blame
+                for o in op.outputs:
+                    share.axis.pop(o, None)
+    return blame
 
 
 def _is_weight(graph: OpGraph, tensor_idx: int) -> bool:
@@ -242,12 +249,16 @@ def _transpose(share: _Share, op_idx: int, op: Op, split: list[int]) -> None:
 
 
 def _slices(share: _Share, op_idx: int, op: Op, split: list[int]) -> None:
+    """split and slice; an unbind or a select drops the axis that it works on."""
     x = op.inputs[0]
-    axis = share.axis[x]
     old = share.graph.tensors[x].shape
+    works_on = op.attributes.get("axis")
     for out in op.outputs:
+        axis = share.axis[x]
         new = share.graph.tensors[out].shape
-        if len(new) != len(old) or (new[axis] != old[axis] and new[axis] % share.ways):
+        if len(new) == len(old) - 1 and works_on is not None and works_on % len(old) != axis:
+            axis -= works_on % len(old) < axis
+        elif len(new) != len(old) or (new[axis] != old[axis] and new[axis] % share.ways):
             share.refuse(split)
         share.set_axis(out, axis, share.origin[x])
 
@@ -452,7 +463,25 @@ def _split_graph(share: _Share) -> SplitGraph:
         _with_shape(tensor, shape) if shape != tensor.shape else tensor
         for tensor, shape in zip(graph.tensors, share.shapes, strict=True)
     )
-    return SplitGraph(graph.replace(tensors=tensors), tuple(collectives), repeated)
+    return SplitGraph(
+        graph.replace(tensors=tensors, notes=(*graph.notes, *_notes(share))), tuple(collectives), repeated
+    )
+
+
+def _notes(share: _Share) -> list[str]:
+    """What stays whole on every GPU, where it is much."""
+    sizes = [
+        (tensor.num_elements, share.shapes[i] == tensor.shape)
+        for i, tensor in enumerate(share.graph.tensors)
+        if tensor.role is Role.PARAMETER
+    ]
+    whole = sum(size for size, is_whole in sizes if is_whole) / max(1, sum(size for size, _ in sizes))
+    if whole < _MUCH:
+        return []
+    return [
+        f"tensor parallelism leaves {whole:.0%} of the weights whole on every GPU: their products do not come in pairs "
+        "between whole activations"
+    ]
 
 
 def _with_shape(tensor: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:

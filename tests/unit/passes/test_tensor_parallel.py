@@ -72,7 +72,38 @@ def test_a_product_whose_result_is_needed_whole_stays_whole():
     down = b.op("linear", [b.op("relu", [up], (8, 256)), b.parameter(64, 256)], (8, 64))
     share = split_products(b.build(b.op("add", [normed, down], (8, 64))), 4)
     assert _shapes(share.graph, "linear") == [(8, 64), (8, 64), (8, 64)]
-    assert [len(share.collectives)] == [2]
+    assert len(share.collectives) == 2
+
+
+def test_many_layers_with_such_products_need_no_more_rounds():
+    b = GraphBuilder()
+    x = b.input(8, 64)
+    for _ in range(30):
+        lone = b.op("linear", [x, b.parameter(64, 64)], (8, 64))
+        normed = b.op("layer_norm", [lone, b.parameter(64), b.parameter(64)], (8, 64), normalized_size=64)
+        up = b.op("linear", [normed, b.parameter(256, 64)], (8, 256))
+        down = b.op("linear", [b.op("relu", [up], (8, 256)), b.parameter(64, 256)], (8, 64))
+        x = b.op("add", [normed, down], (8, 64))
+    share = split_products(b.build(x), 4)
+    assert len(share.collectives) == 2 * 30
+    (note,) = share.graph.notes
+    assert "leaves 11% of the weights whole" in note
+
+
+@pytest.mark.parametrize("name", ["axes", "perm"])
+def test_fused_projections_split_by_heads_through_reshape_transpose_and_unbind(name):
+    b = GraphBuilder()
+    x = b.input(1, 16, 64)
+    qkv = b.op("linear", [x, b.parameter(192, 64)], (1, 16, 192))
+    qkv = b.op("view", [qkv], (1, 16, 3, 4, 16))
+    qkv = b.op("transpose", [qkv], (3, 1, 4, 16, 16), **{name: (2, 0, 3, 1, 4)})
+    q = b.op("split", [qkv], *[(1, 4, 16, 16)] * 3, axis=0)
+    mixed = b.op("sdpa", [q, q + 1, q + 2], (1, 4, 16, 16))
+    mixed = b.op("transpose", [mixed], (1, 16, 4, 16), **{name: (0, 2, 1, 3)})
+    out = b.op("linear", [b.op("view", [mixed], (1, 16, 64)), b.parameter(64, 64)], (1, 16, 64))
+    share = split_products(b.build(out), 4).graph
+    assert _shapes(share, "sdpa") == [(1, 1, 16, 16)]
+    assert _shapes(share, "linear") == [(1, 16, 48), (1, 16, 64)]
 
 
 def test_experts_of_stacked_weights_split_by_their_inner_width():
