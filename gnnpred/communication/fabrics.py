@@ -602,6 +602,10 @@ def names_from_text(text: str) -> tuple[str, str]:
     if not intra and (match := re.search(r"pcie?\s*-?(?:gen)?\s*([345])?", lowered)):
         suffix = "-no-p2p" if match[1] and re.search(r"no[ -]?p2p", lowered) else ""
         intra = f"pcie{match[1] or ''}{suffix}"
+    # "3200Gb/s RoCE or IB per node": a sum over the eight ports of an HGX node
+    if total := re.search(r"(\d{4})\s*gb/s\s*(roce|ib)\b.*per node", lowered):
+        name = f"{total[2]}{int(total[1]) // 8}"
+        return intra, f"8x{name}" if name in _table()[1] else ""
     for pattern, template in _NETWORK_PATTERNS:
         if not re.search(pattern, lowered):
             continue

@@ -261,7 +261,7 @@ def pipeline_step(work: StepWork) -> PipelineParts:
         optimizers.append(optimizer_ms)
         tails.append((tail_ms + after.now_ms, communication_ms + after.communication_ms))
         num_buckets = max(num_buckets, count)
-    sync_ms = work.constants.sync_ms(job.gpus)
+    sync_ms = work.sync_ms()
     step_ms = max(finished) + sync_ms
     own_chunks = [chunks[c] for c in range(slowest, len(chunks), pp)]
     waits_ms = m * sum(c.forward_wait_ms + c.backward_wait_ms + c.send_ms + c.send_back_ms for c in own_chunks)

@@ -1,7 +1,7 @@
 """What a step consists of, as the timelines of all strategies read it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log2
 
 import numpy as np
@@ -33,6 +33,7 @@ class StepConstants:
     host_staged_slowdown: float  # PCIe without peer-to-peer
     host_staged_crowd_slowdown: float
     network_slowdown: float
+    straggler_share_per_log2_gpu: float = 0.0  # of the compute: every step waits for the slowest rank
 
     @staticmethod
     def link_class(fabric: ClusterFabric) -> str:
@@ -46,16 +47,47 @@ class StepConstants:
         """The factor of a class; a crowd is never quicker than a few."""
         return max(getattr(self, link_class), getattr(self, link_class.replace("_crowd", "")))
 
-    def sync_ms(self, gpus: int) -> float:
-        """Synchronisation overhead of a step in ms."""
-        return 0.0 if gpus == 1 else self.sync_base_ms + self.sync_ms_per_log2_gpu * log2(gpus)
+    def sync_ms(self, gpus: int, compute_ms: float = 0.0) -> float:
+        """What a step loses in ms beyond its collectives; ``compute_ms`` is one rank's work of the whole step."""
+        if gpus == 1:
+            return 0.0
+        doublings = log2(gpus)
+        straggler_ms = self.straggler_share_per_log2_gpu * doublings * compute_ms
+        return self.sync_base_ms + self.sync_ms_per_log2_gpu * doublings + straggler_ms
 
 
-def step_constants(strategy: str = "ddp") -> StepConstants:
-    """The shipped constants of a step; those of DDP for a strategy that has none of its own."""
+_GROUP_OF_FRAMEWORK = {"tensorflow": "horovod", "tensorflow2": "horovod", "jax": "horovod"}
+
+
+def step_constants(strategy: str = "ddp", framework: str = "pytorch") -> StepConstants:
+    """The shipped constants of a step: ZeRO has those of FSDP, a strategy without constants of its own those of DDP.
+
+    Data-parallel constants are scaled by the factors that were fitted for the framework's software.
+    """
     steps = load_constants()["steps"]
-    has_own = strategy != "dp" and strategy in steps and "contention" in steps[strategy].get("constants", {})
-    return StepConstants(**steps[strategy if has_own else "ddp"]["constants"])
+    name = "fsdp" if strategy in SHARDED_STRATEGIES else strategy
+    if name != "dp" and "contention" in steps.get(name, {}).get("constants", {}) and name != "ddp":
+        return StepConstants(**steps[name]["constants"])
+    constants = StepConstants(**steps["ddp"]["constants"])
+    group = _GROUP_OF_FRAMEWORK.get(framework, framework)
+    return scaled_constants(constants, steps["ddp"].get("factors", {}).get(group, {}))
+
+
+def scaled_constants(constants: StepConstants, factors: Mapping[str, float]) -> StepConstants:
+    """``factors`` (contention, sync, link, network; 1 where absent) on the constants that they scale."""
+    fields = {
+        "contention": ("contention",),
+        "sync": ("sync_base_ms", "sync_ms_per_log2_gpu"),
+        "link": (
+            "nvlink_slowdown", "pcie_slowdown", "pcie_crowd_slowdown", "host_staged_slowdown",
+            "host_staged_crowd_slowdown",
+        ),
+        "network": ("network_slowdown",),
+    }  # fmt: skip
+    return replace(
+        constants,
+        **{field: getattr(constants, field) * factors.get(name, 1.0) for name, own in fields.items() for field in own},
+    )
 
 
 def local_part(fabric: ClusterFabric) -> ClusterFabric | None:
@@ -125,6 +157,13 @@ class StepWork:
     def phase_ms(self, phase: OpPhase) -> float:
         return float(self.op_ms[self.ops_of(phase)].sum())
 
+    def sync_ms(self) -> float:
+        """What the step loses beyond its collectives."""
+        job = self.job
+        passes_ms = self.phase_ms(OpPhase.FORWARD) + self.phase_ms(OpPhase.BACKWARD)
+        compute_ms = passes_ms * job.num_microbatches / job.pipeline_parallel + self.phase_ms(OpPhase.OPTIMIZER)
+        return self.constants.sync_ms(job.gpus, compute_ms)
+
     @property
     def gradient_bytes(self) -> float:
         return sum(gradient.num_bytes for gradient in self.gradients)
@@ -164,12 +203,14 @@ def ready_gradients(
     """Final gradients in the order in which they become ready; ``experts``: parameters that hold experts' weights.
 
     Bytes follow the gradient's type: fp32 under autocast (the weights are fp32), the half type in pure half. With
-    ``all_half`` (Apex O2) PyTorch's model weights are half and DDP reduces half gradients, while TensorFlow, MXNet and
-    Paddle keep fp32 variables and reduce fp32. Sharded strategies reduce half gradients under mixed precision.
+    ``all_half`` (Apex O2) PyTorch's model weights are half and DDP reduces half gradients, while TensorFlow and Paddle
+    keep fp32 variables and reduce fp32. MXNet's mixed precision casts the model to half: its gradients are half.
+    Sharded strategies reduce half gradients under mixed precision.
     """
     halve = job.precision in _MASTER_WEIGHT_PRECISIONS and (
         job.strategy in SHARDED_STRATEGIES
         or (job.activation_rule is ActivationRule.ALL_HALF and job.framework == "pytorch")
+        or job.framework == "mxnet"
     )
     producer_by_tensor: dict[int, tuple[int, int]] = {}
     position = 0
@@ -231,7 +272,7 @@ def make_work(
         op_ms=op_ms,
         job=job,
         layout=layout,
-        constants=step_constants(job.strategy),
+        constants=step_constants(job.strategy, job.framework),
         gradients=tuple(ready_gradients(graph, job, segments, experts)),
         parameter_width=parameter_width(graph, job),
         trace=trace,

@@ -214,7 +214,7 @@ def _step_of_one_stage(work: StepWork) -> StepTimeline:
         if number == 1 and skipped:
             streams.repeat(streams.now_ms - before, skipped, streams.communication_ms - busy)
     streams.wait_until(streams.network_free_ms, "waits for gradients")
-    streams.idle(work.constants.sync_ms(job.gpus) if job.strategy != "dp" else 0.0, "synchronisation")
+    streams.idle(work.sync_ms() if job.strategy != "dp" else 0.0, "synchronisation")
     for op_idx in work.ops_of(OpPhase.OPTIMIZER):
         work.run(streams, op_idx)
     if job.strategy in ("zero1", "zero2"):

@@ -81,7 +81,7 @@ def test_fsdp_by_hand(monkeypatch):
     monkeypatch.setattr(step_work.StepConstants, "sync_ms", lambda *_: 0.0)
     constants = step_work.step_constants()
     monkeypatch.setattr(
-        step_work, "step_constants", lambda strategy: type(constants)(**{**vars(constants), "contention": 0.0})
+        step_work, "step_constants", lambda *_: type(constants)(**{**vars(constants), "contention": 0.0})
     )
     found = _timeline(gpus=8, strategy="fsdp", num_layers=4)
     # Forward: 2 ms for the outer weights; the first layer's arrive at 4, by when the embedding and the first norm have
