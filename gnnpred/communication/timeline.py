@@ -58,7 +58,7 @@ from gnnpred.communication.trace import Trace
 from gnnpred.costs import OpCost
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.graph import OpGraph, OpPhase
-from gnnpred.job import STRATEGIES, JobSpec, Phase
+from gnnpred.job import SHARDED_STRATEGIES, STRATEGIES, JobSpec, Phase
 from gnnpred.passes.layers import find_experts
 from gnnpred.passes.tensor_parallel import LayerCollective
 
@@ -291,10 +291,15 @@ def step_spread(job: JobSpec) -> tuple[float, float]:
     if job.gpus < 2:
         return 0.0, 0.0
     steps = load_constants()["steps"]
-    is_measured = job.strategy in steps and "spread_90_log" in steps[job.strategy]
-    by_gpus = steps[job.strategy if is_measured else "ddp"]["spread_90_log"]
-    low, high = by_gpus[str(max((int(count) for count in by_gpus if int(count) <= job.gpus), default=2))]
-    largest = max(_MEASURED_GPUS, *map(int, by_gpus))
+    # ZeRO-3 is FSDP; the other stages take its figures as the nearest ones
+    name = "fsdp" if job.strategy in SHARDED_STRATEGIES and "spread_90_log" in steps.get("fsdp", {}) else job.strategy
+    is_measured = job.strategy == name or job.strategy == "zero3"
+    if "spread_90_log" not in steps.get(name, {}):
+        name, is_measured = "ddp", False
+    by_gpus = steps[name]["spread_90_log"]
+    counts = sorted(map(int, by_gpus))
+    low, high = by_gpus[str(max((count for count in counts if count <= job.gpus), default=counts[0]))]
+    largest = max(_MEASURED_GPUS, counts[-1])
     added = [_SPREAD_PER_DOUBLING * log2(job.gpus / largest) if job.gpus > largest else 0.0]
     for part, is_used in (
         ("sharded", job.shard_size > 1 and not is_measured),
