@@ -211,6 +211,8 @@ def test_impossible_layouts_are_one_clear_line():
         _timeline(gpus=16)
     with pytest.raises(UsageError, match="--tp 8 is more than the 4 GPUs that a node joins"):
         _timeline(gpus=8, nodes=2, tensor_parallel=8)
+    with pytest.raises(UsageError, match="--tp 4 does not divide the 6 GPUs of a node"):
+        _timeline(gpus=12, nodes=2, tensor_parallel=4)
     with pytest.raises(UsageError, match="--pp 8 is more than the 4 layers"):
         _timeline(gpus=8, pipeline_parallel=8, microbatches=8)
     with pytest.raises(UsageError, match=r"--pp 2 x --interleave 4 is more than the 4 layers"):
