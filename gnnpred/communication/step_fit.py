@@ -6,7 +6,7 @@ small share of the step per doubling of the ranks: the slowest rank of many.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -157,34 +157,47 @@ def fit_constants(arrays: PairArrays, weights: np.ndarray, *, max_sweeps: int = 
         rest = iter(values[len(START) :])
         return LearnedConstants(constants, {group: {name: next(rest) for name in FACTORS} for group in groups})
 
-    def loss(log_values: np.ndarray) -> float:
-        errors = np.abs(np.log(predict_ms(arrays, learned_of(log_values)) / arrays.multi_ms))
+    def errors_of(log_values: np.ndarray, part: PairArrays) -> np.ndarray:
+        return np.abs(np.log(predict_ms(part, learned_of(log_values)) / part.multi_ms))
+
+    def pull_of(log_values: np.ndarray) -> float:
         moved = np.abs(log_values - start)
         pull = _PULL * moved[: len(START)].mean()
-        if groups:
-            pull += float((moved[len(START) :] * group_pull).mean())
-        return float((weights * errors).sum() + pull)
+        return float(pull + (moved[len(START) :] * group_pull).mean()) if groups else float(pull)
 
-    return learned_of(coordinate_search(loss, start, max_sweeps=max_sweeps))
-
-
-def coordinate_search(loss: Callable[[np.ndarray], float], start: np.ndarray, *, max_sweeps: int) -> np.ndarray:
-    """Minimum along one axis after the other, with steps that halve; many parameters, most of which hardly interact."""
-    best, best_loss = start.copy(), loss(start)
+    # One axis after the other, with steps that halve; each is tried on the pairs that it concerns alone.
+    affected = [_affected(arrays, name) for name in START]
+    affected += [np.flatnonzero(arrays.group == GROUPS.index(group)) for group in groups for _ in FACTORS]
+    parts = [arrays.select(own) for own in affected]
+    best, errors = start.copy(), errors_of(start, arrays)
+    best_loss = float((weights * errors).sum()) + pull_of(best)
     for step in _SEARCH_STEPS:
         for _ in range(max_sweeps):
             before = best_loss
-            for axis in range(len(best)):
+            for axis, (own, part) in enumerate(zip(affected, parts, strict=True)):
                 for sign in (1.0, -1.0):
-                    trial = best.copy()
+                    trial, trial_errors = best.copy(), errors.copy()
                     trial[axis] += sign * step
-                    trial_loss = loss(trial)
+                    trial_errors[own] = errors_of(trial, part)
+                    trial_loss = float((weights * trial_errors).sum()) + pull_of(trial)
                     if trial_loss < best_loss - 1e-9:
-                        best, best_loss = trial, trial_loss
+                        best, errors, best_loss = trial, trial_errors, trial_loss
                         break
             if best_loss > before - _SMALLEST_GAIN:
                 break
-    return best
+    return learned_of(best)
+
+
+def _affected(arrays: PairArrays, constant: str) -> np.ndarray:
+    """Positions of the pairs whose prediction hangs on a constant."""
+    if constant in LINK_CLASSES:
+        classes = [
+            i for i, name in enumerate(LINK_CLASSES) if name.replace("_crowd", "") == constant or name == constant
+        ]
+        return np.flatnonzero(np.isin(arrays.link_class, classes))
+    if constant == "network_slowdown":
+        return np.flatnonzero(arrays.network_ms.any(axis=1))
+    return np.arange(len(arrays.single_ms))
 
 
 def pair_weights(pairs: Sequence[Pair]) -> np.ndarray:
