@@ -122,8 +122,8 @@ def constants():
 def test_the_correction_learns_what_the_formula_cannot_say(constants):
     rows = _slower_above_a_megabyte()
     corrected, plain = fit.predicted_us(rows, constants)
-    assert np.median(error_pct(rows, corrected)) < 0.5 * np.median(error_pct(rows, plain))
-    assert np.median(error_pct(rows, corrected)) < 3
+    assert error_pct(rows, plain).mean() > 4
+    assert error_pct(rows, corrected).mean() < 0.7 * error_pct(rows, plain).mean()
 
 
 def test_a_fabric_without_measurements_gets_physics_alone_and_says_so(constants):
