@@ -50,10 +50,11 @@ class Prediction:
 
     step_time_ms: float
     interval_90_ms: tuple[float, float]
-    compute_time_ms: float  # one GPU, without communication
+    compute_time_ms: float  # of the busiest GPU, without communication and waiting
     communication_ms: float  # busy time of all collectives, overlapped or not
     exposed_communication_ms: float  # what communication adds to the step
-    breakdown_ms: Mapping[str, float]  # forward, backward, optimizer, communication (exposed)
+    # forward, backward, optimizer, communication (exposed); with a pipeline also pipeline_bubble
+    breakdown_ms: Mapping[str, float]
     throughput_samples_per_s: float  # over all GPUs
     job: JobSpec  # as it was run: batch, precision and framework version filled in
     model: str
@@ -67,7 +68,9 @@ class Prediction:
     checkpoint: str
     graph: OpGraph = field(repr=False)  # canonical, lowered, with backward
     costs: tuple[OpCost, ...] = field(repr=False)
-    op_ms: np.ndarray = field(repr=False)  # (num_ops,) float64, sums to compute_time_ms
+    # (num_ops,) float64: each op in one pass, on one GPU that holds all layers (its share under tensor parallelism);
+    # sums to compute_time_ms where a step is one pass and nothing is sharded
+    op_ms: np.ndarray = field(repr=False)
     traits: CalibrationRun | None = field(default=None, repr=False)  # what a calibration reads of this step
     calibration: Correction | None = None  # by the user's own runs; in all times already
     measured_inference: InferenceCorrection | None = None  # by a measured forward pass; in all times already
@@ -112,7 +115,16 @@ class Prediction:
             "fabric": self.fabric,
             "precision": str(job.precision),
             "batch_size": job.batch_size,
+            "global_batch_size": (job.batch_size or 1) * job.data_parallel * job.num_microbatches,
             "strategy": job.strategy,
+            "data_parallel": job.data_parallel,
+            "tensor_parallel": job.tensor_parallel,
+            "sequence_parallel": job.sequence_parallel,
+            "pipeline_parallel": job.pipeline_parallel,
+            "interleave": job.interleave,
+            "expert_parallel": job.expert_parallel,
+            "microbatches": job.num_microbatches,
+            "shard_group": job.shard_size,
             "phase": str(job.phase),
             "optimizer": job.optimizer if job.phase is Phase.TRAIN else "none",
             "memory_format": job.memory_format,

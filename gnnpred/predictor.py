@@ -22,7 +22,9 @@ from gnnpred.software import has_foreach_optimizer
 
 if TYPE_CHECKING:
     from gnnpred.checkpoint import Checkpoint, ComputeTimes
+    from gnnpred.communication.trace import Trace
     from gnnpred.features import GraphStructure
+    from gnnpred.passes.tensor_parallel import LayerCollective
 
 _CACHED_GRAPHS = 16  # a 20,000-op graph takes about 50 MB with everything derived from it
 
@@ -34,14 +36,15 @@ def predict(
     dims: Mapping[str, int] | None = None,
     checkpoint: str | Path | None = None,
     measured_inference: MeasuredInference | None = None,
+    trace: "Trace | None" = None,
 ) -> Prediction:
     """Predict one training step of an ONNX file or op graph.
 
     ``dims`` binds symbolic dimensions other than the batch. ``measured_inference`` is a timed forward pass of
-    the same model, GPU and software, which corrects the answer. Raises GnnpredError (bad file) or
-    UsageError (a job that cannot be). For many predictions hold a :class:`Predictor`.
+    the same model, GPU and software, which corrects the answer. ``trace`` collects the step's timeline.
+    Raises GnnpredError (bad file) or UsageError (a job that cannot be). For many predictions hold a :class:`Predictor`.
     """
-    return Predictor(checkpoint).predict(model, job, dims=dims, measured_inference=measured_inference)
+    return Predictor(checkpoint).predict(model, job, dims=dims, measured_inference=measured_inference, trace=trace)
 
 
 class Predictor:
@@ -66,6 +69,7 @@ class Predictor:
         *,
         dims: Mapping[str, int] | None = None,
         measured_inference: MeasuredInference | None = None,
+        trace: "Trace | None" = None,
     ) -> Prediction:
         """One predicted step; see :func:`predict`."""
         forward_job = inference_job(job, measured_inference) if measured_inference else None
@@ -100,6 +104,7 @@ class Predictor:
             checkpoint=self.checkpoint.card.name,
             notes=job_notes,
             applied=applied,
+            trace=trace,
         )
 
     def _completed(self, job: JobSpec) -> tuple[JobSpec, list[str]]:
@@ -119,6 +124,9 @@ class Predictor:
         key = (
             id(graph), job.batch_size, job.precision, job.phase, job.optimizer, job.activation_rule, job.tf32_matmul,
             job.framework, job.framework_version, job.activation_checkpointing,
+            # what a GPU's share of graph and memory depends on
+            job.tensor_parallel, job.sequence_parallel, job.pipeline_parallel, job.interleave, job.expert_parallel,
+            job.strategy, job.shard_size, job.num_microbatches,
         )  # fmt: skip
         # the graph is kept beside the result: its id stays taken as long as the entry lives
         return _cached(self._prepared_cache, key, lambda: (graph, prepare(graph, job)))[1]
@@ -166,10 +174,13 @@ def read_canonical(path: str | Path, *, dims: Mapping[str, int] | None = None, b
 class PreparedGraph:
     """What the checkpoint reads: the step's graph and its costs, with the notes that came up."""
 
-    graph: OpGraph
+    graph: OpGraph  # one GPU's share under tensor parallelism
     costs: tuple[OpCost, ...]
     memory_gib: float
     notes: tuple[str, ...]
+    num_parameters: int  # of the whole model
+    collectives: tuple["LayerCollective", ...] = ()  # that tensor parallelism adds inside the layers
+    repeated_ops: frozenset[int] = frozenset()  # ops that tensor parallelism leaves whole
 
     @cached_property
     def structure(self) -> "GraphStructure":
@@ -182,6 +193,7 @@ class PreparedGraph:
 def prepare(graph: OpGraph, job: JobSpec) -> PreparedGraph:
     """Canonical graph and job -> the ops of one step at the job's batch and precision, and their costs."""
     from gnnpred.passes.step import complete_step, lower_forward
+    from gnnpred.passes.tensor_parallel import split_products
 
     if not graph.ops:
         raise GnnpredError(f"{graph.name or 'the graph'} has no ops: there is nothing to predict")
@@ -192,6 +204,9 @@ def prepare(graph: OpGraph, job: JobSpec) -> PreparedGraph:
         activation_rule=job.activation_rule,
         tf32_matmul=job.tf32_matmul,
     )
+    num_parameters = lowered.num_parameters
+    share = split_products(lowered, job.tensor_parallel)
+    lowered = share.graph
     foreach = has_foreach_optimizer(job.framework, job.framework_version, job.optimizer)
     step = complete_step(
         lowered,
@@ -203,8 +218,11 @@ def prepare(graph: OpGraph, job: JobSpec) -> PreparedGraph:
     return PreparedGraph(
         graph=step,
         costs=tuple(op_costs(step)),
-        memory_gib=estimate_memory_gib(lowered, job),
+        memory_gib=estimate_memory_gib(lowered, job, whole_ops=share.repeated_ops),
         notes=step.notes,
+        num_parameters=num_parameters,
+        collectives=share.collectives,
+        repeated_ops=share.repeated_ops,
     )
 
 
@@ -217,43 +235,50 @@ def _assemble(
     checkpoint: str,
     notes: list[str],
     applied: InferenceCorrection | None,
+    trace: "Trace | None",
 ) -> Prediction:
     graph, costs = prepared.graph, prepared.costs
     compute_ms = float(times.compute_ms)
     op_ms = np.asarray(times.op_ms, float)
-    exposed_ms, communication_ms, fabric, timeline_warnings = 0.0, 0.0, "", ()
+    communication_ms, fabric, timeline_warnings = 0.0, "", ()
     low, high = times.interval_factors
-    if job.gpus > 1 and job.phase is not Phase.INFERENCE:
+    breakdown_ms = _phases_ms(graph, op_ms, compute_ms)
+    if trace is not None or not job.is_plain or (job.gpus > 1 and job.phase is not Phase.INFERENCE):
         from gnnpred.communication import step_spread, step_timeline
 
-        timeline = step_timeline(graph, costs, op_ms, job)
-        exposed_ms, communication_ms = float(timeline.exposed_ms), float(timeline.communication_ms)
-        fabric, timeline_warnings = str(timeline.fabric), tuple(timeline.warnings)
-        low, high = widened_interval((low, high), step_spread(job))
-    breakdown_ms = {phase.value: 0.0 for phase in OpPhase}
-    for phase in OpPhase:
-        breakdown_ms[phase.value] = float(op_ms[[op.phase is phase for op in graph.ops]].sum())
-    total_ms = sum(breakdown_ms.values())
-    if total_ms > 0:  # launch gaps belong to no op: spread over the phases, so that the parts add up
-        breakdown_ms = {name: value * compute_ms / total_ms for name, value in breakdown_ms.items()}
-    breakdown_ms["communication"] = exposed_ms
-    step_ms = compute_ms + exposed_ms
+        timeline = step_timeline(
+            graph, costs, op_ms, job,
+            collectives=prepared.collectives, repeated_ops=prepared.repeated_ops, trace=trace,
+        )  # fmt: skip
+        breakdown_ms = {
+            "forward": timeline.forward_ms, "backward": timeline.backward_ms, "optimizer": timeline.optimizer_ms,
+            "communication": timeline.exposed_ms,
+        }  # fmt: skip
+        if job.pipeline_parallel > 1:
+            breakdown_ms["pipeline_bubble"] = timeline.bubble_ms
+        compute_ms = timeline.forward_ms + timeline.backward_ms + timeline.optimizer_ms
+        communication_ms = float(timeline.communication_ms)
+        if job.gpus > 1:
+            fabric, timeline_warnings = str(timeline.fabric), tuple(timeline.warnings)
+            low, high = widened_interval((low, high), step_spread(job))
+    step_ms = sum(breakdown_ms.values())
+    global_batch = job.batch_size * job.data_parallel * job.num_microbatches
     coverage_flops, coverage_bytes, unsupported = _coverage(graph, costs)
     return Prediction(
         step_time_ms=step_ms,
         interval_90_ms=(step_ms * low, step_ms * high),
         compute_time_ms=compute_ms,
         communication_ms=communication_ms,
-        exposed_communication_ms=exposed_ms,
+        exposed_communication_ms=breakdown_ms["communication"],
         breakdown_ms=breakdown_ms,
-        throughput_samples_per_s=job.batch_size * job.gpus / step_ms * 1e3 if step_ms > 0 else 0.0,
+        throughput_samples_per_s=global_batch / step_ms * 1e3 if step_ms > 0 else 0.0,
         job=job,
         model=model,
         fabric=fabric,
         coverage_flops=coverage_flops,
         coverage_bytes=coverage_bytes,
         unsupported_ops=unsupported,
-        num_parameters=graph.num_parameters,
+        num_parameters=prepared.num_parameters,
         memory_estimate_gib=prepared.memory_gib,
         warnings=_unique(
             *notes,
@@ -270,6 +295,15 @@ def _assemble(
         calibration=times.correction,
         measured_inference=applied,
     )
+
+
+def _phases_ms(graph: OpGraph, op_ms: np.ndarray, compute_ms: float) -> dict[str, float]:
+    """One GPU's step by phase; launch gaps belong to no op: spread over the phases, so that the parts add up."""
+    breakdown_ms = {phase.value: float(op_ms[[op.phase is phase for op in graph.ops]].sum()) for phase in OpPhase}
+    total_ms = sum(breakdown_ms.values())
+    if total_ms > 0:
+        breakdown_ms = {name: value * compute_ms / total_ms for name, value in breakdown_ms.items()}
+    return {**breakdown_ms, "communication": 0.0}
 
 
 def widened_interval(factors: tuple[float, float], spread_log: tuple[float, float]) -> tuple[float, float]:

@@ -1,12 +1,14 @@
 """A user's measured runs: a CSV row becomes a job, so that a prediction can stand beside the measurement.
 
 Columns are those of the measurement schema (``source_id, model, phase, gpu, precision, batch_per_gpu,
-step_time_ms ...``) plus ``onnx``. Every reading of free text in ``note`` is listed here, in one place.
+step_time_ms ...``) plus ``onnx`` and how the GPUs share the work (``strategy, tp, pp, microbatches ...``).
+Every reading of free text in ``note`` is listed here, in one place.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.hardware import DeviceSpec, find_device
@@ -54,7 +56,6 @@ class MeasuredRun:
     onnx: str
     job: JobSpec
     measured_ms: float
-    grad_accum: int  # forward+backward passes per optimizer step
     dims: Mapping[str, int]
     notes: tuple[str, ...]  # how unclear cells were read
 
@@ -98,6 +99,7 @@ def run_of_row(row: Mapping[str, str], *, devices: Sequence[DeviceSpec] = ()) ->
         gpus=gpus,
         nodes=nodes,
         strategy=_strategy_of(row.get("strategy") or "", note if gpus > 1 else ""),
+        **_layout_of(row),
         interconnect=interconnect,
         inter_node=inter_node,
     )
@@ -105,7 +107,6 @@ def run_of_row(row: Mapping[str, str], *, devices: Sequence[DeviceSpec] = ()) ->
         onnx=_filled(row, "onnx"),
         job=job,
         measured_ms=_measured_ms(row),
-        grad_accum=_whole_number(row, "grad_accum", default=1),
         dims=_dims_of(row),
         notes=tuple(notes),
     )
@@ -221,6 +222,30 @@ def _strategy_of(text: str, note: str) -> str:
     if name not in STRATEGIES:
         raise GnnpredError(f"strategy {text!r} is not modelled (known: {', '.join(STRATEGIES)})")
     return name
+
+
+# Our own additions to the schema, under the names of the command line too.
+_LAYOUT_COLUMNS = {
+    "tensor_parallel": "tp", "pipeline_parallel": "pp", "expert_parallel": "ep", "interleave": "", "microbatches": "",
+    "shard_group": "", "grad_accum": "",
+}  # fmt: skip
+
+
+def _layout_of(row: Mapping[str, str]) -> dict[str, Any]:
+    """The cells that say how the GPUs share the work; empty ones keep the job's default."""
+    found: dict[str, Any] = {}
+    for name, short in _LAYOUT_COLUMNS.items():
+        for column in filter(None, (name, short)):
+            if (row.get(column) or "").strip():
+                found[name] = _whole_number(row, column)
+    if text := (row.get("sequence_parallel") or "").strip().lower():
+        if text not in _YES_NO:
+            raise GnnpredError(f"sequence_parallel {text!r} is not one of {', '.join(_YES_NO)}")
+        found["sequence_parallel"] = _YES_NO[text]
+    return found
+
+
+_YES_NO = {"yes": True, "no": False, "true": True, "false": False, "1": True, "0": False}
 
 
 def _attention_of(text: str, note: str) -> str:

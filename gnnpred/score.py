@@ -14,7 +14,6 @@ from gnnpred.errors import GnnpredError
 from gnnpred.files import replaced_when_done
 from gnnpred.hardware import DeviceSpec
 from gnnpred.metrics import ErrorSummary, summarise_errors
-from gnnpred.prediction import Prediction
 from gnnpred.predictor import Predictor
 from gnnpred.runs import REQUIRED_COLUMNS, MeasuredRun, run_of_row
 
@@ -132,29 +131,17 @@ def _score_row(
         prediction = predictor.predict(folder / run.onnx, run.job, dims=run.dims)
     except GnnpredError as error:
         return ScoredRow(line=line, row=row, run=None, predicted_ms=None, interval_ms=None, problem=str(error))
-    predicted_ms = optimizer_step_ms(prediction, grad_accum=run.grad_accum)
-    scale = predicted_ms / prediction.step_time_ms
-    low, high = prediction.interval_90_ms
     return ScoredRow(
         line=line,
         row=row,
         run=run,
-        predicted_ms=predicted_ms,
-        interval_ms=(low * scale, high * scale),
+        predicted_ms=prediction.step_time_ms,
+        interval_ms=prediction.interval_90_ms,
         problem="",
         fixed_ms=prediction.breakdown_ms["communication"],
         num_parameters=prediction.num_parameters,
         traits=prediction.traits,
     )
-
-
-def optimizer_step_ms(prediction: Prediction, *, grad_accum: int) -> float:
-    """Time of one optimizer step that accumulates gradients over several passes; they are exchanged once."""
-    if grad_accum == 1:
-        return prediction.step_time_ms
-    parts = prediction.breakdown_ms
-    once_ms = parts["optimizer"] + parts["communication"]
-    return grad_accum * (prediction.step_time_ms - once_ms) + once_ms
 
 
 def _summary(rows: Sequence[ScoredRow]) -> ErrorSummary:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from gnnpred.cli.calibrate import calibrate
+from gnnpred.cli.collective import collective
 from gnnpred.cli.dataset import dataset_app
 from gnnpred.cli.devices import devices
 from gnnpred.cli.evaluate import evaluate
@@ -25,6 +26,7 @@ app.command()(predict)
 app.command()(score)
 app.command()(calibrate)
 app.command()(inspect)
+app.command()(collective)
 app.command()(devices)
 app.command()(export)
 app.add_typer(dataset_app, name="dataset")

@@ -22,6 +22,13 @@ def evaluate(
         bool,
         typer.Option("--contrast", help="What precision does to step time, and to a predictor that ignores it."),
     ] = False,
+    communication: Annotated[
+        bool,
+        typer.Option(
+            "--communication",
+            help="Score runs on several GPUs; with the folds' networks also end to end from predicted compute.",
+        ),
+    ] = False,
     report: Annotated[
         bool, typer.Option("--report", help="Also write the accuracy page, and the README's section from it.")
     ] = False,
@@ -52,6 +59,8 @@ def evaluate(
 
     if contrast and (track or retrain or report):
         raise UsageError("--contrast scores its own tracks with the kept networks: leave --track, --retrain, --report")
+    if communication and (track or retrain or contrast):
+        raise UsageError("--communication scores its own tracks: leave --track, --retrain, --contrast")
     if (docs or readme) and not report:
         raise UsageError("--docs and --readme belong to --report")
     with needs_extra("train"):
@@ -67,7 +76,20 @@ def evaluate(
         settings = load_recipe(path)
         folds = folds or path.parent / f"{path.stem}-folds"
         with progress_bar(show=not as_json) as advance:
-            if contrast:
+            if communication:
+                from gnnpred.training.communication_report import communication_of_recipe
+
+                table = communication_of_recipe(
+                    settings,
+                    datasets=datasets,
+                    folds=folds,
+                    out=out or Path("checkpoints") / path.stem,
+                    work=work,
+                    page=(docs or Path("docs/communication.md")) if report else None,
+                    num_workers=workers,
+                    on_progress=advance,
+                )
+            elif contrast:
                 table = contrast_of_recipe(
                     settings, datasets=datasets, folds=folds, work=work, num_workers=workers, on_progress=advance
                 )
@@ -86,5 +108,10 @@ def evaluate(
                     num_workers=workers,
                     on_progress=advance,
                 )
-    lines = contrast_lines(table) if contrast else report_lines(table)
+    if communication:
+        from gnnpred.training.communication_tracks import communication_lines
+
+        lines = communication_lines(table)
+    else:
+        lines = contrast_lines(table) if contrast else report_lines(table)
     typer.echo(json.dumps(table, indent=1) if as_json else "\n".join(lines))

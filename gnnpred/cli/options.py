@@ -21,6 +21,7 @@ from gnnpred.job import (
 )
 
 if TYPE_CHECKING:
+    from gnnpred.communication.fabrics import FabricFile
     from gnnpred.inference_correction import MeasuredInference
 
 Device = Annotated[
@@ -39,7 +40,8 @@ DeviceFiles = Annotated[
 Gpus = Annotated[int, typer.Option("--gpus", help="GPUs in all.")]
 Nodes = Annotated[int, typer.Option("--nodes", help="Hosts they are spread over, evenly.")]
 BatchSize = Annotated[
-    int | None, typer.Option("--batch-size", help="Samples per GPU. Default: the batch written in the file.")
+    int | None,
+    typer.Option("--batch-size", help="Samples per data-parallel rank and micro-batch. Default: the file's."),
 ]
 PrecisionName = Annotated[
     str, typer.Option("--precision", metavar="|".join(Precision), help="Or amp, amp_fp16, amp_bf16.")
@@ -86,11 +88,37 @@ ActivationCheckpointing = Annotated[
     ),
 ]
 HostCopy = Annotated[bool, typer.Option("--host-copy", help="Each step copies its batch from pageable host memory.")]
-Strategy = Annotated[str, typer.Option("--strategy", metavar="|".join(STRATEGIES), help="How the GPUs share the work.")]
+Strategy = Annotated[
+    str, typer.Option("--strategy", metavar="|".join(STRATEGIES), help="How data-parallel ranks share the work.")
+]
+ShardGroup = Annotated[
+    int | None,
+    typer.Option("--shard-group", help="fsdp, zero*: ranks that share one copy, e.g. those of a node. Default: all."),
+]
+GradAccum = Annotated[
+    int, typer.Option("--grad-accum", help="Passes of --batch-size samples whose gradients add up to one step.")
+]
+TensorParallel = Annotated[int, typer.Option("--tp", help="GPUs that share each layer's products.")]
+SequenceParallel = Annotated[
+    bool, typer.Option("--sequence-parallel", help="With --tp: what lies between the products is split too.")
+]
+PipelineParallel = Annotated[int, typer.Option("--pp", help="Pipeline stages (1F1B).")]
+Microbatches = Annotated[
+    int | None, typer.Option("--microbatches", help="Micro-batches of --batch-size samples per step and pipeline.")
+]
+Interleave = Annotated[int, typer.Option("--interleave", help="Chunks of layers per stage (interleaved 1F1B).")]
+ExpertParallel = Annotated[int, typer.Option("--ep", help="Data-parallel ranks that share the experts.")]
 Interconnect = Annotated[
     str, typer.Option("--interconnect", metavar="NAME", help="Between GPUs of a node. Default: the device's own.")
 ]
 InterNode = Annotated[str, typer.Option("--inter-node", metavar="NAME", help="Between nodes, e.g. ib200, eth100.")]
+FabricFileName = Annotated[
+    Path | None, typer.Option("--fabric-file", metavar="FILE", help="Links of your own, as TOML or JSON.")
+]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option("--trace", metavar="FILE.json", help="Write the timeline for ui.perfetto.dev (Chrome trace format)."),
+]
 Dims = Annotated[
     list[str] | None,
     typer.Option("--dim", metavar="NAME=VALUE", help="Bind a symbolic dimension other than the batch; repeatable."),
@@ -125,6 +153,15 @@ def device_of(name: str | None, file: Path | None) -> DeviceSpec:
 def own_devices(files: list[Path] | None) -> list[DeviceSpec]:
     """The devices of repeated ``--device-file`` options."""
     return [load_device_file(file) for file in files or ()]
+
+
+def fabric_of(file: Path | None) -> "FabricFile | None":
+    """The links of ``--fabric-file``."""
+    if file is None:
+        return None
+    from gnnpred.communication.fabrics import load_fabric_file
+
+    return load_fabric_file(file)
 
 
 def phase_of(text: str) -> Phase:

@@ -8,6 +8,7 @@ import typer
 from gnnpred.cli import options as opt
 
 if TYPE_CHECKING:
+    from gnnpred.job import JobSpec
     from gnnpred.prediction import Prediction
 
 _NAME_WIDTH = 30
@@ -34,8 +35,18 @@ def predict(
     activation_checkpointing: opt.ActivationCheckpointing = "none",
     host_copy: opt.HostCopy = False,
     strategy: opt.Strategy = "ddp",
+    shard_group: opt.ShardGroup = None,
+    grad_accum: opt.GradAccum = 1,
+    tp: opt.TensorParallel = 1,
+    sequence_parallel: opt.SequenceParallel = False,
+    pp: opt.PipelineParallel = 1,
+    microbatches: opt.Microbatches = None,
+    interleave: opt.Interleave = 1,
+    ep: opt.ExpertParallel = 1,
     interconnect: opt.Interconnect = "",
     inter_node: opt.InterNode = "",
+    fabric_file: opt.FabricFileName = None,
+    trace: opt.TraceFile = None,
     dim: opt.Dims = None,
     checkpoint: opt.CheckpointName = None,
     measured_inference_ms: opt.MeasuredInferenceMs = None,
@@ -64,14 +75,30 @@ def predict(
         gpus=gpus,
         nodes=nodes,
         strategy=strategy,
+        shard_group=shard_group,
+        grad_accum=grad_accum,
+        tensor_parallel=tp,
+        sequence_parallel=sequence_parallel,
+        pipeline_parallel=pp,
+        microbatches=microbatches,
+        interleave=interleave,
+        expert_parallel=ep,
         interconnect=interconnect,
         inter_node=inter_node,
+        fabric_file=opt.fabric_of(fabric_file),
     )
     dims = opt.dims_of(dim)
     measured = opt.measured_inference_of(measured_inference_ms, measured_batch, measured_precision)
     from gnnpred.predictor import predict as predict_step
 
-    prediction = predict_step(model, job, dims=dims, checkpoint=checkpoint, measured_inference=measured)
+    timeline = None
+    if trace is not None:
+        from gnnpred.communication.trace import Trace, write_trace
+
+        timeline = Trace()
+    prediction = predict_step(model, job, dims=dims, checkpoint=checkpoint, measured_inference=measured, trace=timeline)
+    if trace is not None and timeline is not None:
+        write_trace(timeline, trace, model=prediction.model, step_time_ms=prediction.step_time_ms)
     if as_json:
         import json
 
@@ -117,7 +144,7 @@ def _summary_table(prediction: "Prediction", *, device_was_chosen: bool, batch_w
         {Phase.TRAIN: "one step", Phase.FORWARD_BACKWARD: "forward + backward"}.get(job.phase, "one forward"), step
     )
     shares = [
-        f"{name} {milliseconds(value)} ({value / prediction.step_time_ms:.0%})"
+        f"{name.replace('_', ' ')} {milliseconds(value)} ({value / prediction.step_time_ms:.0%})"
         for name, value in prediction.breakdown_ms.items()
         if value > 0
     ]
@@ -129,7 +156,9 @@ def _summary_table(prediction: "Prediction", *, device_was_chosen: bool, batch_w
     fabric = f", {prediction.fabric}" if prediction.fabric else ""
     table.add_row("device", f"{machines}{job.device.name}{device_note}{spread}{fabric}")
     batch_note = "" if batch_was_chosen else " (from the file or default; choose with --batch-size)"
-    table.add_row("batch", f"{job.batch_size} per GPU{batch_note}")
+    table.add_row("batch", _batch_text(job) + batch_note)
+    if layout := _layout_text(job):
+        table.add_row("layout", layout)
     host = "" if job.host_os == "linux" else f"on {job.host_os}"
     software = " ".join(filter(None, (job.framework, job.framework_version, job.compiler, job.memory_format, host)))
     optimizer = f", {job.optimizer}" if job.phase is Phase.TRAIN else ""
@@ -158,6 +187,35 @@ def _summary_table(prediction: "Prediction", *, device_was_chosen: bool, batch_w
             f"{milliseconds(applied.predicted_ms)} (batch {applied.batch_size}, {applied.precision})",
         )
     return table
+
+
+def _batch_text(job: "JobSpec") -> str:
+    if job.is_plain:
+        return f"{job.batch_size} per GPU"
+    parts = f"{job.batch_size} x {job.data_parallel} data-parallel"
+    if job.num_microbatches > 1:
+        parts += f" x {job.num_microbatches} micro-batches"
+    return f"{parts} = {job.batch_size * job.data_parallel * job.num_microbatches}"
+
+
+def _layout_text(job: "JobSpec") -> str:
+    """How the GPUs share the work, where it is more than plain DDP."""
+    sizes = {
+        "tensor": job.tensor_parallel, "pipeline": job.pipeline_parallel, "data": job.data_parallel,
+        "expert": job.expert_parallel,
+    }  # fmt: skip
+    if job.gpus == 1 or (job.is_plain and job.strategy == "ddp"):
+        return ""
+    parts = [f"{name} parallel {size}" for name, size in sizes.items() if size > 1]
+    if job.shard_size > 1:
+        parts.append(f"{job.strategy} over {job.shard_size}")
+    elif job.strategy != "ddp":
+        parts.append(job.strategy)
+    if job.interleave > 1:
+        parts.append(f"{job.interleave} chunks per stage")
+    if job.sequence_parallel:
+        parts.append("sequence parallel")
+    return ", ".join(parts)
 
 
 def _ops_table(prediction: "Prediction"):

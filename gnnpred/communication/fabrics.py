@@ -7,12 +7,16 @@ Nothing is assumed silently: every default that fills a gap is named in ``Cluste
 
 import json
 import re
+import tomllib
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.resources import files
+from math import log
+from pathlib import Path
+from typing import Any
 
-from gnnpred.errors import UsageError
+from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.hardware import DeviceSpec
 
 BITS_PER_BYTE = 8
@@ -46,6 +50,27 @@ class IntraNodeFabric:
     pairs_only: bool = False  # bridges join two cards; larger groups go over PCIe
     rail_tree: bool = True  # trees across nodes gain on flat rings (False: NICs hang on shared PCIe switches)
     domain_gpus: int | None = None  # the fabric spans nodes up to this many GPUs (NVL72)
+    # Links that join GPUs directly, without a switch: the share of a GPU's links that a group of 2, 3, ... can use.
+    group_share: tuple[float, ...] = ()
+    like: str = ""  # a user's own link: the fabric whose fitted constants it takes ("" = its own name's)
+    efficiency: float | None = None  # a user's own: reached share of the rate, instead of the fitted one
+    latency_us: float | None = None  # a user's own: the smallest all-reduce between two GPUs
+
+    @property
+    def family(self) -> str:
+        """Links that behave alike and stand in for each other where one was not measured."""
+        name = self.like or self.name
+        if name.startswith(("nvlink", "nvl72")):
+            return "nvlink"
+        if name == "infinity-fabric":
+            return name
+        return "pcie" if self.peer_to_peer else "pcie-staged"
+
+    def usable_gb_s(self, gpus: int) -> float:
+        """Nominal one-way rate of one GPU inside a group of ``gpus`` on its node, in GB/s."""
+        if not self.group_share or gpus < 2:
+            return self.one_way_gb_s
+        return self.one_way_gb_s * self.group_share[min(gpus, len(self.group_share) + 1) - 2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +83,9 @@ class InterNodeFabric:
     default_ports_per_node: int
     transport: str  # tcp | roce | ib | opa | efa | tcpxo
     source: str
+    efficiency: float | None = None  # a user's own: reached share of the rate, instead of the fitted one
+    latency_us: float | None = None  # a user's own: one step between nodes
+    is_custom: bool = False
 
     @property
     def gb_s_per_port(self) -> float:
@@ -80,6 +108,7 @@ class ClusterFabric:
     nodes: int
     description: str
     warnings: tuple[str, ...] = ()
+    network_share: float = 1.0  # of a node's ports: below 1 where several groups of a node use them at once
 
     @property
     def num_domains(self) -> int:
@@ -93,12 +122,53 @@ class ClusterFabric:
         return -(-self.gpus // self.num_domains)
 
     @property
+    def is_custom(self) -> bool:
+        """Whether a user's own link takes part."""
+        return bool(self.intra.like and self.gpus_per_domain > 1) or bool(self.inter and self.inter.is_custom)
+
+    @property
+    def measured_as(self) -> str:
+        """Under which name measurements of such groups are kept: the network's transport, or the link."""
+        return self.inter.transport if self.inter is not None else self.intra.name
+
+    @property
+    def family(self) -> str:
+        return "network" if self.inter is not None else self.intra.family
+
+    @property
+    def is_switched(self) -> bool:
+        """Whether every group size has the same links (not so in cube meshes and across nodes)."""
+        return self.inter is None and not self.intra.group_share
+
+    @property
     def network_gb_s_per_domain(self) -> float:
         """Nominal network rate out of one domain, one direction, in GB/s; 0 without a network."""
         if self.inter is None:
             return 0.0
         nodes_per_domain = max(1, self.nodes // self.num_domains)
-        return self.inter.gb_s_per_port * self.ports_per_node * nodes_per_domain
+        return self.inter.gb_s_per_port * self.ports_per_node * nodes_per_domain * self.network_share
+
+    @property
+    def network_gb_s_per_gpu(self) -> float:
+        """What one GPU can send to another node while the others of its group do the same, in GB/s.
+
+        Its share of the ports, and never more than belong to one GPU (eight ports of an eight-GPU node: one each).
+        """
+        if self.inter is None:
+            return 0.0
+        own_ports = max(1.0, self.ports_per_node / self.intra.max_gpus_per_node)
+        return min(self.network_gb_s_per_domain / self.gpus_per_domain, self.inter.gb_s_per_port * own_ports)
+
+    def subgroup(self, gpus: int, nodes: int, *, groups_per_node: int = 1) -> "ClusterFabric":
+        """The fabric as a group of some of the ranks sees it (``gpus`` in all on ``nodes`` hosts).
+
+        ``groups_per_node`` such groups communicate at the same time and share a node's ports. Data-parallel groups
+        of one rank a node beside tensor parallelism over 8 GPUs: ``subgroup(nodes, nodes, groups_per_node=8)``.
+        """
+        part = replace(self, gpus=gpus, nodes=nodes, network_share=self.network_share / groups_per_node)
+        if part.num_domains == 1:  # inside one node, or one rack that joins its nodes itself
+            part = replace(part, inter=None, ports_per_node=0)
+        return replace(part, description=_describe(part))
 
 
 @lru_cache(maxsize=1)
@@ -134,6 +204,7 @@ def _find(text: str, rows: dict[str, dict], option: str, extra: tuple[str, ...] 
 
 def _intra_from_row(row: dict, device: DeviceSpec) -> IntraNodeFabric:
     fields = {key: value for key, value in row.items() if key != "aliases"}
+    fields["group_share"] = tuple(row.get("group_share", ()))
     if fields["one_way_gb_s"] is None:
         if device.nvlink_gb_s <= 0:
             raise UsageError(
@@ -238,12 +309,196 @@ def default_intra_node(device: DeviceSpec) -> IntraNodeFabric:
     return _nvlink_of(device) if _has_soldered_links(device) else _pcie_of(device)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FabricFile:
+    """A user's own links. ``notes``: (link name, what the file leaves out and what was taken instead)."""
+
+    path: str
+    intra: IntraNodeFabric | None = None
+    inter: InterNodeFabric | None = None
+    ports_per_node: int = 1
+    notes: tuple[tuple[str, str], ...] = ()
+
+
+_MAX_FABRIC_FILE_BYTES = 1 << 20
+_MAX_NAME_LENGTH = 80
+# Field -> (lowest, highest) value, or str for text.
+_INTRA_FIELDS = {
+    "name": str,
+    "rate_gb_s": (1e-3, 1e5),
+    "efficiency": (1e-3, 1.0),
+    "latency_us": (1e-2, 1e6),
+    "gpus_per_node": (1, 1024),
+    "like": str,
+}
+_INTER_FIELDS = {
+    "name": str,
+    "rate_gbit_s": (1e-3, 1e5),
+    "efficiency": (1e-3, 1.0),
+    "latency_us": (1e-2, 1e6),
+    "ports_per_node": (1, MAX_PORTS_PER_NODE),
+    "like": str,
+}
+# Without `like`, a link inside a node takes the constants of the nearest of these by rate.
+_TYPICAL_LINKS = ("pcie3", "pcie4", "pcie5", "nvlink3", "nvlink4", "nvlink5")
+
+
+def load_fabric_file(path: str | Path) -> FabricFile:
+    """The user's own links from a TOML or JSON file; every mistake is one GnnpredError line that names the field.
+
+    Tables ``[intra_node]`` (``rate_gb_s``: one GPU, one direction) and ``[inter_node]`` (``rate_gbit_s``: one port),
+    at least one of them; both take ``name``, ``efficiency`` (reached share of the rate), ``latency_us`` and ``like``
+    (a known fabric whose constants fill what is left out), the first ``gpus_per_node``, the second ``ports_per_node``.
+    """
+    path = Path(path)
+    tables = _read_fabric_tables(path)
+    notes: list[tuple[str, str]] = []
+    intra = _intra_from_file(path, tables["intra_node"], notes) if "intra_node" in tables else None
+    inter = _inter_from_file(path, tables["inter_node"], notes) if "inter_node" in tables else None
+    ports = int(tables.get("inter_node", {}).get("ports_per_node", 1))
+    return FabricFile(path=str(path), intra=intra, inter=inter, ports_per_node=ports, notes=tuple(notes))
+
+
+def _read_fabric_tables(path: Path) -> dict[str, dict]:
+    try:
+        with path.open("rb") as file:  # read no more than the limit, whatever the size claims (pipes, /dev/zero)
+            content = file.read(_MAX_FABRIC_FILE_BYTES + 1)
+    except OSError as error:
+        raise GnnpredError(f"cannot read fabric file {path}: {error.strerror or error}") from error
+    if len(content) > _MAX_FABRIC_FILE_BYTES:
+        raise GnnpredError(f"fabric file {path} is larger than 1 MiB: that is no description of links")
+    kind = "JSON" if path.suffix.lower() == ".json" else "TOML"
+    try:
+        text = content.decode("utf-8")
+        values = json.loads(text) if kind == "JSON" else tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        raise GnnpredError(f"fabric file {path} is not text (UTF-8)") from error
+    except (ValueError, RecursionError) as error:
+        raise GnnpredError(f"fabric file {path} is not valid {kind}: {str(error).splitlines()[0]}") from error
+    wanted = "the tables are intra_node and inter_node"
+    if not isinstance(values, dict):
+        raise GnnpredError(f"fabric file {path} must hold tables, not a {type(values).__name__}: {wanted}")
+    if unknown := sorted(set(values) - {"intra_node", "inter_node"}):
+        raise GnnpredError(f"fabric file {path}: unknown table or field {unknown[0]!r}; {wanted}")
+    if not values:
+        raise GnnpredError(f"fabric file {path} is empty: {wanted}, at least one of them")
+    for name, fields, rate in (
+        ("intra_node", _INTRA_FIELDS, "rate_gb_s"),
+        ("inter_node", _INTER_FIELDS, "rate_gbit_s"),
+    ):
+        if name in values:
+            _check_fabric_table(path, name, values[name], fields, rate)
+    return values
+
+
+def _check_fabric_table(path: Path, name: str, table: Any, fields: dict, rate: str) -> None:
+    if not isinstance(table, dict):
+        raise GnnpredError(f"fabric file {path}: {name} must be a table, got {type(table).__name__}")
+    if unknown := sorted(set(table) - set(fields)):
+        near = get_close_matches(unknown[0], fields, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(fields)}"
+        raise GnnpredError(f"fabric file {path}: unknown field {name}.{unknown[0]}: {hint}")
+    if rate not in table:
+        raise GnnpredError(f"fabric file {path}: {name}.{rate} is missing")
+    for key, value in table.items():
+        where = f"fabric file {path}: {name}.{key}"
+        if fields[key] is str:
+            if (
+                not isinstance(value, str)
+                or not value.strip()
+                or len(value) > _MAX_NAME_LENGTH
+                or not value.isprintable()
+            ):
+                raise GnnpredError(
+                    f"{where} must be a text of 1 to {_MAX_NAME_LENGTH} characters, got {str(value)[:40]!r}"
+                )
+            continue
+        low, high = fields[key]
+        whole = isinstance(low, int)
+        right_type = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+        if not right_type or not low <= value <= high:
+            number = "a whole number" if whole else "a number"
+            raise GnnpredError(f"{where} must be {number} from {low:g} to {high:g}, got {str(value)[:40]}")
+
+
+def _intra_from_file(path: Path, table: dict, notes: list[tuple[str, str]]) -> IntraNodeFabric:
+    rows = _table()[0]
+    rate = float(table["rate_gb_s"])
+    name = table.get("name", "own link")
+    if "like" in table:
+        try:
+            base = _find(table["like"], rows, "intra_node.like")
+        except UsageError as error:
+            raise GnnpredError(f"fabric file {path}: {error}") from error
+    else:
+        base = min((rows[n] for n in _TYPICAL_LINKS), key=lambda row: abs(log(row["one_way_gb_s"] / rate)))
+    missing = [field for field in ("efficiency", "latency_us") if field not in table]
+    if missing:
+        notes.append((name, f"fabric file {path}: {name} has no {' and '.join(missing)}: as on {base['name']}"))
+    return IntraNodeFabric(
+        name=name,
+        title=f"{name} ({path})",
+        one_way_gb_s=rate,
+        max_gpus_per_node=int(table.get("gpus_per_node", base["max_gpus_per_node"])),
+        source=f"fabric file {path}",
+        peer_to_peer=base["peer_to_peer"],
+        rail_tree=base.get("rail_tree", True),
+        like=base["name"],
+        efficiency=table.get("efficiency"),
+        latency_us=table.get("latency_us"),
+    )
+
+
+def _inter_from_file(path: Path, table: dict, notes: list[tuple[str, str]]) -> InterNodeFabric:
+    name = table.get("name", "own network")
+    transport, like = "tcp", "plain TCP"
+    if "like" in table:
+        known = {row["transport"]: row for row in _table()[1].values()}
+        try:
+            row = known.get(table["like"].lower()) or _find(table["like"], _table()[1], "inter_node.like")
+        except UsageError as error:
+            raise GnnpredError(f"fabric file {path}: {error}") from error
+        transport = like = row["transport"]
+    missing = [field for field in ("efficiency", "latency_us") if field not in table]
+    if missing:
+        notes.append((name, f"fabric file {path}: {name} has no {' and '.join(missing)}: as over {like}"))
+    return InterNodeFabric(
+        name=name,
+        title=f"{name} ({path})",
+        gbit_s_per_port=float(table["rate_gbit_s"]),
+        default_ports_per_node=int(table.get("ports_per_node", 1)),
+        transport=transport,
+        source=f"fabric file {path}",
+        efficiency=table.get("efficiency"),
+        latency_us=table.get("latency_us"),
+        is_custom=True,
+    )
+
+
 def resolve_fabric(
-    *, device: DeviceSpec, gpus: int, nodes: int, interconnect: str = "", inter_node: str = ""
+    *,
+    device: DeviceSpec,
+    gpus: int,
+    nodes: int,
+    interconnect: str = "",
+    inter_node: str = "",
+    custom: FabricFile | None = None,
 ) -> ClusterFabric:
-    """The links of a job; defaults are named in ``warnings``. Raises UsageError for unknown names."""
+    """The links of a job; defaults are named in ``warnings``. Raises UsageError for unknown names.
+
+    ``custom`` (:func:`load_fabric_file`) holds the user's own links; naming the same link as well is an error.
+    """
     warnings: list[str] = []
-    if interconnect:
+    if custom is not None:
+        for name, given, option in (
+            ("[intra_node]", custom.intra and interconnect, "--interconnect"),
+            ("[inter_node]", custom.inter and inter_node, "--inter-node"),
+        ):
+            if given:
+                raise UsageError(f"{option} and {name} of --fabric-file {custom.path} exclude each other: keep one")
+    if custom is not None and custom.intra is not None:
+        intra = custom.intra
+    elif interconnect:
         intra = find_intra_node(interconnect, device)
     else:
         intra = default_intra_node(device)
@@ -254,7 +509,7 @@ def resolve_fabric(
                 f"{device.name}; set --interconnect"
             )
     gpus_per_node = -(-gpus // nodes)
-    if gpus > 1 and "nvlink" in intra.name and device.nvlink_gb_s <= 0:
+    if gpus > 1 and "nvlink" in intra.name and not intra.like and device.nvlink_gb_s <= 0:
         warnings.append(f"{device.name} has no NVLink; predicted with {intra.name} as asked")
     limit = intra.domain_gpus if nodes == 1 and intra.domain_gpus else intra.max_gpus_per_node
     if gpus_per_node > limit:
@@ -267,7 +522,13 @@ def resolve_fabric(
         warnings.append(
             f"{pairs.name} joins pairs only: a group of {gpus_per_node} GPUs in a node talks over {intra.name}"
         )
-    inter, ports = _resolve_inter_node(inter_node, intra, nodes, warnings)
+    if custom is not None and custom.inter is not None:
+        inter, ports = (custom.inter, custom.ports_per_node) if nodes > 1 else (None, 0)
+    else:
+        inter, ports = _resolve_inter_node(inter_node, intra, nodes, warnings)
+    if custom is not None and gpus > 1:
+        links = [link for link in (intra if gpus > nodes else None, inter) if link is not None]
+        warnings += [note for name, note in custom.notes if any(link.name == name for link in links)]
     probe = ClusterFabric(
         intra=intra, inter=inter, ports_per_node=ports, gpus=gpus, nodes=nodes, description="", warnings=tuple(warnings)
     )
@@ -341,6 +602,10 @@ def names_from_text(text: str) -> tuple[str, str]:
     if not intra and (match := re.search(r"pcie?\s*-?(?:gen)?\s*([345])?", lowered)):
         suffix = "-no-p2p" if match[1] and re.search(r"no[ -]?p2p", lowered) else ""
         intra = f"pcie{match[1] or ''}{suffix}"
+    # "3200Gb/s RoCE or IB per node": a sum over the eight ports of an HGX node
+    if total := re.search(r"(\d{4})\s*gb/s\s*(roce|ib)\b.*per node", lowered):
+        name = f"{total[2]}{int(total[1]) // 8}"
+        return intra, f"8x{name}" if name in _table()[1] else ""
     for pattern, template in _NETWORK_PATTERNS:
         if not re.search(pattern, lowered):
             continue

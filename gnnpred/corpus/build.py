@@ -32,6 +32,8 @@ from gnnpred.corpus.sources.record import Interpretation
 from gnnpred.corpus.splits import write_splits
 from gnnpred.corpus.store import (
     GRAPHS_FILE,
+    LAYOUT_COLUMNS,
+    LAYOUT_GRAPHS_FILE,
     MEASUREMENTS_FILE,
     MULTI_GPU_FILE,
     MeasurementRow,
@@ -96,12 +98,15 @@ def build_dataset(
         for several in (False, True)
     )
     used_ids = {row.graph_id for row in (*rows, *multi_gpu_rows)}
+    plain_ids = {row.graph_id for row in rows}
+    plain_ids |= {row.graph_id for row in multi_gpu_rows if not row.has_layout and row.framework != "jax"}
     graphs = {t["graph"]["id"]: t["graph"] for t in traced.values() if "graph" in t and t["graph"]["id"] in used_ids}
     rows += compute_rows(multi_gpu_rows, lambda graph_id: decode_graph(graphs[graph_id]))
     out = Path(out)
     write_rows(out / MEASUREMENTS_FILE, rows)
-    write_rows(out / MULTI_GPU_FILE, multi_gpu_rows)
-    write_graphs(out / GRAPHS_FILE, graphs.values())
+    write_rows(out / MULTI_GPU_FILE, multi_gpu_rows, layouts=True)
+    write_graphs(out / GRAPHS_FILE, [graph for graph in graphs.values() if graph["id"] in plain_ids])
+    write_graphs(out / LAYOUT_GRAPHS_FILE, [graph for graph in graphs.values() if graph["id"] not in plain_ids])
     # rows of several GPUs name the groups of their models, but folds are balanced by what the network trains on
     write_splits(out / "splits", [*rows, *(replace(row, used_for_training=False) for row in multi_gpu_rows)])
     write_source_table(out / "README.md", rows, multi_gpu_rows)
@@ -315,6 +320,7 @@ def _row_of(candidate: _Candidate, traced: Mapping[ModelKey, Mapping[str, Any]])
         strategy=(interpretation.strategy if interpretation else "ddp") if candidate.num_gpus > 1 else "",
         checkpointing=interpretation.checkpointing if interpretation else "",
         attention=interpretation.attention if interpretation else "",
+        **({name: getattr(interpretation, name) for name in LAYOUT_COLUMNS} if interpretation else {}),
     )
 
 

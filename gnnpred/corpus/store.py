@@ -14,17 +14,19 @@ import io
 import json
 import lzma
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from gnnpred.errors import GnnpredError
+from gnnpred.communication.fabrics import names_from_text
+from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.files import replaced_when_done
 from gnnpred.graph import DType, Op, OpGraph, Role, TensorSpec
 from gnnpred.hardware import DeviceSpec, find_device
 from gnnpred.job import ActivationRule, JobSpec, Phase, Precision, host_os_of
 
 GRAPHS_FILE = "graphs.jsonl.xz"
+LAYOUT_GRAPHS_FILE = "graphs_layouts.jsonl.xz"  # networks that only model-parallel and JAX runs use
 MEASUREMENTS_FILE = "measurements.csv.gz"
 MULTI_GPU_FILE = "multi_gpu.csv.gz"
 
@@ -35,7 +37,6 @@ _FIRST_CODE = 35  # '#': the printable characters from here on name (role, dtype
 # RMSprop with momentum reads and writes two states per parameter, as Adam does
 _OPTIMIZER_OF_JOB = {"rmsprop": "adam", "": "none", "novograd": "adam"}
 _COMPILER_OF_JOB = {"tensorrt": "xla"}
-_STRATEGY_OF_JOB = {"fsdp": "ddp"}  # nearest strategy that a job can name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +92,42 @@ class MeasurementRow:
     checkpointing: str = ""  # "" none | full: every layer's forward pass runs twice
     attention: str = ""  # "" as the framework's version decides | fused | eager
     derived_from: str = ""  # row_id of the run on several GPUs whose compute this is
+    # The layout of model-parallel runs (multi_gpu.csv.gz alone; not in repr, which names encodings of single-GPU rows)
+    tensor_parallel: int = field(default=1, repr=False)
+    pipeline_parallel: int = field(default=1, repr=False)
+    context_parallel: int = field(default=1, repr=False)  # GPUs that share the tokens of a sequence
+    interleave: int = field(default=1, repr=False)  # chunks of layers per pipeline stage
+    sequence_parallel: bool = field(default=False, repr=False)  # activations between products are split as well
+    zero_stage: int = field(default=0, repr=False)  # 1: the optimizer's state is spread over data-parallel ranks
+
+    def fabric_names(self) -> dict[str, str]:
+        """What the source says of the links, as a job names them; nothing on one GPU."""
+        if self.gpus == 1:
+            return {}
+        interconnect, inter_node = names_from_text(self.interconnect)
+        if self.device == "V100-SXM3-32GB" and interconnect in ("nvlink", "nvlink2"):
+            interconnect = "nvlink2-nvswitch"  # DGX-2
+        if interconnect == "nvlink" and find_device(self.device).nvlink_gb_s <= 0:
+            interconnect = "pcie"
+        return {"interconnect": interconnect, "inter_node": inter_node}
+
+    @property
+    def has_layout(self) -> bool:
+        """Whether one GPU runs a part of the graph."""
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel > 1
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that train on different samples."""
+        return self.gpus // (self.tensor_parallel * self.pipeline_parallel * self.context_parallel)
 
     def job(self, device: DeviceSpec | None = None) -> JobSpec:
-        """The job that was measured. TensorRT engines are treated as compiled graphs."""
+        """The job that was measured. TensorRT engines are treated as compiled graphs.
+
+        Raises UsageError for context parallelism, which a job cannot name.
+        """
+        if self.context_parallel > 1:
+            raise UsageError(f"{self.source_id}: context parallelism is not modelled")
         return JobSpec(
             device=device or find_device(self.device),
             precision=self.precision,
@@ -113,12 +147,21 @@ class MeasurementRow:
             activation_checkpointing=self.checkpointing or "none",
             gpus=self.gpus,
             nodes=self.nodes,
-            strategy=_STRATEGY_OF_JOB.get(self.strategy, self.strategy) or "ddp",
+            strategy="zero1" if self.zero_stage and self.data_parallel > 1 else self.strategy or "ddp",
+            grad_accum=self.grad_accum if self.gpus > 1 and self.pipeline_parallel == 1 else 1,
+            tensor_parallel=self.tensor_parallel,
+            sequence_parallel=self.sequence_parallel,
+            pipeline_parallel=self.pipeline_parallel,
+            microbatches=self.grad_accum if self.pipeline_parallel > 1 else None,
+            interleave=self.interleave,
+            **self.fabric_names(),
         )
 
 
-ROW_COLUMNS = tuple(field.name for field in fields(MeasurementRow))
-_REQUIRED_COLUMNS = tuple(field.name for field in fields(MeasurementRow) if field.default is MISSING)
+_ALL_COLUMNS = tuple(column.name for column in fields(MeasurementRow))
+LAYOUT_COLUMNS = tuple(column.name for column in fields(MeasurementRow) if not column.repr)
+ROW_COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in LAYOUT_COLUMNS)
+_REQUIRED_COLUMNS = tuple(column.name for column in fields(MeasurementRow) if column.default is MISSING)
 _BOOL_COLUMNS = frozenset(
     [
         "tf32_matmul",
@@ -130,11 +173,13 @@ _BOOL_COLUMNS = frozenset(
         "unstable",
         "few_iterations",
         "used_for_training",
+        "sequence_parallel",
     ]
 )
 _CONVERTERS: dict[str, Any] = {
     "phase": Phase, "precision": Precision, "activation_rule": ActivationRule, "batch_size": int,
     "grad_accum": int, "step_time_ms": float, "gpus": int, "nodes": int,
+    "tensor_parallel": int, "pipeline_parallel": int, "context_parallel": int, "interleave": int, "zero_stage": int,
 } | {name: (lambda text: text == "1") for name in _BOOL_COLUMNS}  # fmt: skip
 
 
@@ -160,7 +205,7 @@ def _read_rows(path: Path) -> list[MeasurementRow]:
                 raise GnnpredError(
                     f"{path} lacks the columns {', '.join(missing)}: rebuild it with 'gnnpred dataset build'"
                 )
-            positions = [(name, header.index(name), _CONVERTERS.get(name)) for name in ROW_COLUMNS if name in header]
+            positions = [(name, header.index(name), _CONVERTERS.get(name)) for name in _ALL_COLUMNS if name in header]
             return [
                 MeasurementRow(**{n: convert(r[i]) if convert else r[i] for n, i, convert in positions}) for r in reader
             ]
@@ -170,13 +215,14 @@ def _read_rows(path: Path) -> list[MeasurementRow]:
         raise GnnpredError(f"{path} is not a measurements file of this version: {error}") from error
 
 
-def write_rows(path: str | Path, rows: Iterable[MeasurementRow]) -> None:
-    """Write rows as gzipped CSV, byte-identical for equal rows."""
+def write_rows(path: str | Path, rows: Iterable[MeasurementRow], *, layouts: bool = False) -> None:
+    """Write rows as gzipped CSV, byte-identical for equal rows; ``layouts`` adds the columns of model parallelism."""
+    columns = _ALL_COLUMNS if layouts else ROW_COLUMNS
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(ROW_COLUMNS)
+    writer.writerow(columns)
     for row in rows:
-        writer.writerow([_text_of(name, getattr(row, name)) for name in ROW_COLUMNS])
+        writer.writerow([_text_of(name, getattr(row, name)) for name in columns])
     _write_atomically(Path(path), gzip.compress(text.getvalue().encode(), 9, mtime=0))
 
 
@@ -209,8 +255,16 @@ class GraphStore(Mapping[str, OpGraph]):
 
 
 def load_graphs(path: str | Path) -> GraphStore:
-    """The graphs of a graphs file, or of the one in a dataset folder."""
-    path = _in_folder(path, GRAPHS_FILE)
+    """The graphs of a graphs file, or of those in a dataset folder."""
+    path = Path(path)
+    if not path.is_dir():
+        return GraphStore(_read_graph_lines(path))
+    lines = _read_graph_lines(path / GRAPHS_FILE)
+    layouts = path / LAYOUT_GRAPHS_FILE
+    return GraphStore(lines | (_read_graph_lines(layouts) if layouts.exists() else {}))
+
+
+def _read_graph_lines(path: Path) -> dict[str, bytes]:
     try:
         data = lzma.decompress(path.read_bytes())
     except FileNotFoundError as error:
@@ -221,7 +275,7 @@ def load_graphs(path: str | Path) -> GraphStore:
     if not lines or json.loads(lines[0]).get("format") != _FORMAT:
         raise GnnpredError(f"{path} is of another version: rebuild it with 'gnnpred dataset build'")
     # every line starts {"id":"0123456789abcdef",... so that ids are found without parsing the graph
-    return GraphStore({line[7 : line.index(b'"', 7)].decode(): line for line in lines[1:]})
+    return {line[7 : line.index(b'"', 7)].decode(): line for line in lines[1:]}
 
 
 def write_graphs(path: str | Path, encoded_graphs: Iterable[Mapping[str, Any]]) -> None:

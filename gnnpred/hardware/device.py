@@ -180,12 +180,20 @@ def find_device(name: str) -> DeviceSpec:
             if keys_of(name) in {keys_of(n) for n in (device.name, *device.aliases)}:
                 return device
     words = _words(name)
-    shortened = [device for device in list_devices() if words and _words(device.name)[: len(words)] == words]
+    shortened = [device for device in list_devices() if words and _begins_with(_words(device.name), words)]
     if len(shortened) == 1:
         return shortened[0]
     problem = f"device {name!r} fits several" if shortened else f"unknown device {name!r}"
     nearest = ", ".join([device.name for device in shortened] or _nearest_names(name))
     raise UsageError(f"{problem}: did you mean {nearest}? `gnnpred devices` lists all; --device-file takes your own")
+
+
+def _begins_with(words: list[str], short: list[str]) -> bool:
+    """Whether ``short`` shortens ``words``: the first of them, the last without its number (``h100 sxm`` for SXM5)."""
+    if len(short) > len(words):
+        return False
+    last = words[len(short) - 1]
+    return words[: len(short) - 1] == short[:-1] and (last == short[-1] or last.rstrip("0123456789") == short[-1])
 
 
 def _nearest_names(name: str) -> list[str]:

@@ -53,11 +53,12 @@ def test_the_interval_widens_by_the_measured_spread_of_communication(predictor):
     assert widths[0] < widths[1]
 
 
-def test_the_spread_beyond_the_measured_counts_is_that_of_the_largest():
+def test_the_spread_is_that_of_the_measured_count_below_and_grows_beyond_the_largest():
     jobs = [JobSpec(device=A100, batch_size=8, gpus=gpus, nodes=gpus // 8 or 1) for gpus in (3, 2, 16, 64)]
     three, two, sixteen, many = (step_spread(job) for job in jobs)
     assert three == two
-    assert many == sixteen
+    assert many[0] < sixteen[0]
+    assert many[1] > sixteen[1]
     assert all(low < 0 < high for low, high in (two, sixteen))
 
 

@@ -30,7 +30,7 @@ def run_with(**cells):
 def test_the_required_columns_alone_make_a_training_job_on_one_gpu():
     run = run_of_row(ROW)
     job = run.job
-    assert (run.onnx, run.measured_ms, run.grad_accum) == ("resnet50.onnx", 41.5, 1)
+    assert (run.onnx, run.measured_ms, run.job.grad_accum) == ("resnet50.onnx", 41.5, 1)
     assert (job.device.name, job.precision, job.batch_size) == ("A100-SXM4-80GB", Precision.MIXED, 64)
     assert (job.phase, job.optimizer, job.gpus, job.nodes) == (Phase.TRAIN, "sgd", 1, 1)
     assert (job.memory_format, job.compiler, job.framework) == ("nchw", "eager", "pytorch")
@@ -45,7 +45,7 @@ def test_every_column_of_the_schema_reaches_the_job():
     job = run.job
     assert (job.framework, job.framework_version, job.device.name) == ("tensorflow", "1.15.3", "V100-SXM2-16GB")
     assert (job.gpus, job.nodes, job.memory_format, job.compiler) == (8, 2, "nhwc", "xla")
-    assert (job.optimizer, run.grad_accum) == ("lamb", 4)
+    assert (job.optimizer, job.grad_accum) == ("lamb", 4)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gnnpred.errors import GnnpredError
-from gnnpred.score import optimizer_step_ms, score_runs, write_predictions
+from gnnpred.score import score_runs, write_predictions
 
 HEADER = "source_id,onnx,gpu,precision,batch_per_gpu,step_time_ms,grad_accum,my column\n"
 
@@ -18,9 +18,11 @@ class TenMilliseconds:
 
     def __init__(self):
         self.asked = []
+        self.jobs = []
 
     def predict(self, model, job, *, dims=None):
         self.asked.append(str(model))
+        self.jobs.append(job)
         if model.name == "broken.onnx":
             raise GnnpredError("broken.onnx is not an ONNX file")
         parts = {"forward": 3.0, "backward": 5.0, "optimizer": 1.5, "communication": 0.5}
@@ -82,13 +84,21 @@ def test_predictions_stand_beside_every_row_and_unknown_columns_are_kept(runs, t
     assert "not an ONNX file" in rows[2]["status"]
 
 
-def test_accumulated_passes_repeat_but_the_update_and_the_exchange_do_not(tmp_path):
-    prediction = TenMilliseconds().predict(tmp_path / "net.onnx", None)
-    assert optimizer_step_ms(prediction, grad_accum=4) == pytest.approx(4 * 8 + 1.5 + 0.5)
+def test_accumulated_passes_and_the_layout_reach_the_predictor(tmp_path):
     path = tmp_path / "runs.csv"
-    path.write_text(HEADER + "a,net.onnx,V100,fp32,8,34,4,\n")
-    report = score_runs(path, predictor=TenMilliseconds())
-    assert report.overall.mape_pct == pytest.approx(0)
+    path.write_text(
+        HEADER.strip() + ",gpus,tp,pipeline_parallel,strategy\n"
+        "a,net.onnx,V100,fp32,8,34,4,,,,,\n"
+        "b,net.onnx,V100,fp32,8,34,8,,8,2,4,zero1\n"
+        "c,net.onnx,V100,fp32,8,34,8,,8,3,,\n"
+    )
+    predictor = TenMilliseconds()
+    report = score_runs(path, predictor=predictor)
+    assert [job.num_microbatches for job in predictor.jobs] == [4, 8]
+    assert (predictor.jobs[1].tensor_parallel, predictor.jobs[1].pipeline_parallel) == (2, 4)
+    assert predictor.jobs[1].strategy == "zero1"
+    (problem,) = report.problems
+    assert "--tp 3" in problem
 
 
 def test_missing_columns_are_named(tmp_path):

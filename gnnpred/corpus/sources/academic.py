@@ -80,8 +80,9 @@ def _interpret_neusight(record: Mapping[str, str], common: Interpretation) -> In
     source = _NEUSIGHT.get(record["model"])
     if source is None:
         return f"{record['model']}: its sizes are not stated, and which expert runs depends on the data"
-    if record["note"].startswith(("pipeline parallel", "tensor parallel")):
-        return f"{record['model']}: model parallel: one GPU runs a part of the graph"
+    layout = re.match(r"(pipeline|tensor) parallel (\d+)", record["note"])
+    if layout:
+        common = common.replace(**{f"{layout[1]}_parallel": int(layout[2])}, unused_reason="model parallel")
     parts = re.search(r"fwd ([\d.]+) ms, bwd ([\d.]+) ms", record["note"])
     if parts:
         inflated = float(parts[2]) < _MIN_BACKWARD_TO_FORWARD * float(parts[1])
@@ -90,7 +91,8 @@ def _interpret_neusight(record: Mapping[str, str], common: Interpretation) -> In
     return common.replace(
         key=ModelKey(source, seq_len=seq_len_of(record["input"]) or 512),
         optimizer="none",
-        unused_reason="allocation inside the timed region inflates the forward pass here" if inflated else "",
+        unused_reason=common.unused_reason
+        or ("allocation inside the timed region inflates the forward pass here" if inflated else ""),
     )
 
 

@@ -40,6 +40,31 @@ _LLAMA = {
 _SHARDED_RULE = ActivationRule.ALL_HALF
 _MPT_SEQ_LEN = 2048
 _MODEL_PARALLEL = "model parallel: one GPU runs a part of the graph"
+_UNSTATED_LAYOUT = "model parallel: its layout is not stated in full"
+# Models whose sizes are public, by the name in the recipe tables of NeMo and MaxText: (source, sequence length).
+_RECIPES = {
+    "gpt3-175b": ("own:mpt?layers=96&width=12288&heads=96&vocab=51200", 2048),
+    "paxml-gpt5b": ("own:mpt?layers=24&width=4096&heads=32&vocab=51200", 2048),
+    "llama-3.1-70b": (f"hf:LlamaForCausalLM?{_LLAMA['llama3-70b']}", 8192),
+    "maxtext-llama3-70b": (f"hf:LlamaForCausalLM?{_LLAMA['llama3-70b']}", 8192),
+    "maxtext-llama2-70b": (f"hf:LlamaForCausalLM?{_LLAMA['llama2-70b']}", 4096),
+    "llama-3.1-405b": (
+        "hf:LlamaForCausalLM?hidden_size=16384&intermediate_size=53248&num_hidden_layers=126"
+        "&num_attention_heads=128&num_key_value_heads=8&vocab_size=128256",
+        8192,
+    ),
+    "nemotron4-15b": (
+        "hf:NemotronForCausalLM?hidden_size=6144&intermediate_size=24576&num_hidden_layers=32"
+        "&num_attention_heads=48&num_key_value_heads=8&vocab_size=256000",
+        4096,
+    ),
+    "nemotron4-340b": (
+        "hf:NemotronForCausalLM?hidden_size=18432&intermediate_size=73728&num_hidden_layers=96"
+        "&num_attention_heads=96&num_key_value_heads=8&vocab_size=256000",
+        4096,
+    ),
+}
+_BIGSCIENCE_VOCAB = 250_880  # 181.2 billion parameters at 72 layers of 14,336
 
 
 def mpt_source(model: str, num_parameters: int | None, seq_len: int) -> str:
@@ -55,7 +80,11 @@ def mpt_source(model: str, num_parameters: int | None, seq_len: int) -> str:
 def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
     """One row of a language-model table."""
     source_id, model, note = record["source_id"], record["model"], record["note"]
-    if source_id.startswith(("bigscience", "mbridge", "nemo", "dgxc", "megatron", "colossalai")):
+    if source_id.startswith("dgxc"):
+        return _interpret_recipe(record)
+    if source_id.startswith("bigscience-chronicles"):
+        return _interpret_bigscience(record)
+    if source_id.startswith(("bigscience", "mbridge", "nemo", "megatron", "colossalai")):
         return _MODEL_PARALLEL
     common = interpret_common(record)
     if isinstance(common, str):
@@ -92,3 +121,73 @@ def interpret(record: Mapping[str, str], shared: Path) -> Interpretation | str:
     if source_id.startswith("maskrcnn"):
         return "inputs of varying size and the mean over a whole training run"
     return f"{model}: not rebuilt"
+
+
+def _sizes(text: str) -> dict[str, int]:
+    """``TP=4,PP=8, MBS=1, VP=12`` or ``DP4 TP8 PP12 ZS1`` as numbers."""
+    return {name: int(value) for name, value in re.findall(r"\b(DP|TP|PP|CP|VP|MBS|ZS)\s*=?\s*(\d+)", text)}
+
+
+def _interpret_recipe(record: Mapping[str, str]) -> Interpretation | str:
+    """NVIDIA's recipes for DGX Cloud: NeMo with tensor and pipeline parallelism, MaxText and Paxml fully sharded.
+
+    ``batch_per_gpu`` is the micro-batch of a data-parallel rank or empty; the layout is in the note.
+    """
+    model, note = record["model"], record["note"]
+    if "proxy run" in note:
+        return "proxy run: fewer layers than the model has"
+    if model not in _RECIPES or record["precision"] != "amp_bf16":
+        return _MODEL_PARALLEL
+    sizes, total = _sizes(note), re.search(r"global batch (\d+)", note)
+    if "MBS" not in sizes or total is None:
+        return _UNSTATED_LAYOUT
+    sharded = "FSDP" in note
+    tp, pp, cp = (sizes.get(name, 1) for name in ("TP", "PP", "CP"))
+    ranks = int(record["gpus"]) // (tp * pp * cp)
+    common = interpret_common({**record, "batch_per_gpu": str(sizes["MBS"])})
+    if isinstance(common, str):
+        return common
+    source, seq_len = _RECIPES[model]
+    return common.replace(
+        key=ModelKey(source, seq_len=seq_len),
+        family="gpt",
+        strategy="fsdp" if sharded else "ddp",
+        zero_stage=0 if sharded else 1,  # NeMo's distributed optimizer
+        activation_rule=_SHARDED_RULE,
+        optimizer="adam",
+        attention="fused",
+        compiler="xla" if record["framework"] == "jax" else "eager",
+        tensor_parallel=tp,
+        pipeline_parallel=pp,
+        context_parallel=cp,
+        interleave=sizes.get("VP", 1),
+        sequence_parallel=tp > 1,
+        grad_accum=max(1, round(int(total[1]) / (ranks * sizes["MBS"]))),
+        unused_reason=_MODEL_PARALLEL if tp * pp * cp > 1 else "compiled and fused by XLA",
+    )
+
+
+def _interpret_bigscience(record: Mapping[str, str]) -> Interpretation | str:
+    """Trials of BLOOM's layout on A100s (Megatron-DeepSpeed), where the note states every size of the network."""
+    note = record["note"]
+    network = re.search(r"layers (\d+) hidden (\d+) heads (\d+)", note)
+    sizes, total = _sizes(note), re.search(r"global batch (\d+)", note)
+    if not network or not total or not {"DP", "TP", "PP"} <= sizes.keys():
+        return _UNSTATED_LAYOUT
+    common = interpret_common({**record, "step_time_ms": record["step_time_ms"]})
+    if isinstance(common, str):
+        return common
+    layers, width, heads = network.groups()
+    seq_len = seq_len_of(record["input"]) or _MPT_SEQ_LEN
+    return common.replace(
+        key=ModelKey(f"own:mpt?layers={layers}&width={width}&heads={heads}&vocab={_BIGSCIENCE_VOCAB}", seq_len=seq_len),
+        activation_rule=_SHARDED_RULE,
+        optimizer="adam",
+        attention="eager",  # Megatron's fused softmax between two products
+        checkpointing="full" if "activation checkpointing on" in note else "",
+        tensor_parallel=sizes["TP"],
+        pipeline_parallel=sizes["PP"],
+        zero_stage=sizes.get("ZS", 1),
+        grad_accum=max(1, round(int(total[1]) / (sizes["DP"] * common.batch_size))),
+        unused_reason=_MODEL_PARALLEL,
+    )

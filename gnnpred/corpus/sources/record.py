@@ -42,6 +42,12 @@ class Interpretation:
     checkpointing: str = ""  # "" none | full
     attention: str = ""  # "" as the framework's version decides | fused | eager
     architecture_key: ModelKey | None = None  # whose architecture the row counts as, where not its own model's
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    context_parallel: int = 1
+    interleave: int = 1
+    sequence_parallel: bool = False
+    zero_stage: int = 0
     grad_accum: int | None = None  # where the row stands for something else than the record's whole step
     excluded_reason: str = ""
     unused_reason: str = ""  # kept with its graph, but not for training

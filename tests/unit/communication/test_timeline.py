@@ -215,7 +215,7 @@ def test_data_parallel_overlaps_nothing_and_costs_more_than_ddp():
 
 def test_an_unknown_strategy_or_fabric_is_refused():
     with pytest.raises(UsageError, match="ddp"):
-        _timeline(gpus=8, strategy="fsdp")
+        _timeline(gpus=8, strategy="horovod")
     with pytest.raises(UsageError, match="unknown fabric"):
         _timeline(gpus=8, interconnect="carrier pigeon")
     with pytest.raises(UsageError, match="unknown fabric"):

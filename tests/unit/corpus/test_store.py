@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gnnpred.corpus.store import (
+    GRAPHS_FILE,
+    LAYOUT_GRAPHS_FILE,
     architecture_hash,
     decode_graph,
     encode_graph,
@@ -93,3 +95,28 @@ def test_missing_files_say_how_to_build_them(tmp_path):
         load_rows(tmp_path)
     with pytest.raises(GnnpredError, match="dataset build"):
         load_graphs(tmp_path)
+
+
+def test_layouts_are_kept_where_asked_and_leave_single_gpu_rows_as_they_are(tmp_path):
+    row = make_row(gpus=64, nodes=8, tensor_parallel=4, pipeline_parallel=8, interleave=12, sequence_parallel=True,
+                   zero_stage=1, grad_accum=32, strategy="ddp", device="A100-SXM4-80GB")  # fmt: skip
+    write_rows(tmp_path / "layouts.csv.gz", [row], layouts=True)
+    write_rows(tmp_path / "plain.csv.gz", [row])
+    assert load_rows(tmp_path / "layouts.csv.gz") == [row]
+    assert load_rows(tmp_path / "plain.csv.gz")[0].tensor_parallel == 1
+    assert "tensor_parallel" not in repr(row)  # the name of encoded single-GPU rows
+    job = row.job()
+    assert (job.data_parallel, job.num_microbatches, job.strategy, job.interleave) == (2, 32, "zero1", 12)
+
+
+def test_context_parallel_rows_describe_no_job():
+    with pytest.raises(GnnpredError, match="context parallelism"):
+        make_row(gpus=8, context_parallel=2, strategy="ddp").job()
+
+
+def test_graphs_of_layouts_lie_in_a_file_of_their_own(tmp_path):
+    plain, layout = (encode_graph(make_graph(image=image)) for image in (8, 16))
+    write_graphs(tmp_path / GRAPHS_FILE, [plain])
+    write_graphs(tmp_path / LAYOUT_GRAPHS_FILE, [layout])
+    assert set(load_graphs(tmp_path)) == {plain["id"], layout["id"]}
+    assert set(load_graphs(tmp_path / GRAPHS_FILE)) == {plain["id"]}
