@@ -263,7 +263,6 @@ class CollectiveModel:
         found = terms(
             kind=kind,
             fabric=fabric.measured_as,
-            family=fabric.family,
             is_switched=fabric.is_switched,
             num_bytes=num_bytes,
             regime=regime(kind, num_bytes, fabric, links, transport, nccl_version=nccl_version),

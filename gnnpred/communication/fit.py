@@ -264,6 +264,7 @@ class Measurements:
         self.link = np.array([row.fabric.intra.name for row in rows])
         self.group = np.array([COLLECTIVES[row.collective] for row in rows])
         self.family = np.array([row.fabric.intra.family for row in rows])
+        self.is_switch = np.array([not (row.fabric.intra.group_share or row.fabric.intra.pairs_only) for row in rows])
         self.measured_as = np.array([row.fabric.measured_as for row in rows])
         self.is_local = np.array([row.fabric.inter is None for row in rows], dtype=bool)
         counts: dict[tuple, int] = defaultdict(int)
@@ -397,7 +398,9 @@ def fit_all(rows: list[Row]) -> dict:
     fitted: dict[tuple[str, str], np.ndarray] = {}
     for group in groups:
         for family in np.unique(measured.family):
-            part = measured.where(measured.is_local & (measured.family == family) & (measured.group == group))
+            mask = measured.is_local & (measured.family == family) & (measured.group == group)
+            alike = mask & measured.is_switch  # meshes and bridges lean on their family and do not make it
+            part = measured.where(alike if alike.sum() >= MIN_ROWS else mask)
             if len(part.rows) >= MIN_ROWS:
                 families[family][group] = fit_link_array(part, _TYPICAL_LINKS, pull=FAMILY_PULL, starts=[_OTHER_START])
     for group in groups:
@@ -515,7 +518,7 @@ def _fit_residual(rows: list[Row], weight: np.ndarray, model: CollectiveModel) -
     for position, row_terms in enumerate(per_row):
         for slot, (column, value) in enumerate(row_terms):
             at[position, slot], values[position, slot] = column, value
-    networks = {row.fabric.measured_as for row in rows if row.fabric.inter is not None} | {"network"}
+    networks = {row.fabric.measured_as for row in rows if row.fabric.inter is not None}
     ridge = np.array(
         [
             SOURCE_RIDGE if block.startswith("source ") else NETWORK_RIDGE if block.split()[1] in networks else RIDGE
