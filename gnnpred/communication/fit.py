@@ -86,8 +86,8 @@ class Row:
                 self.nccl_version)  # fmt: skip
 
 
-def read_rows(shared: Path) -> list[Row]:
-    """Usable rows of both tables, at most 40 per series, evenly over the logarithm of the size."""
+def read_rows(shared: Path, rows_per_series: int = MAX_ROWS_PER_SERIES) -> list[Row]:
+    """Usable rows of both tables, so many per series at most, evenly over the logarithm of the size."""
     rows = [*_rows_of_main_table(shared / "collectives.csv.gz")]
     rows += _rows_of_operator_table(shared / "operators" / "collectives.csv.gz")
     by_series: dict[tuple, list[Row]] = defaultdict(list)
@@ -97,10 +97,10 @@ def read_rows(shared: Path) -> list[Row]:
     for series_rows in by_series.values():
         ordered = sorted(series_rows, key=lambda r: r.num_bytes)
         log_sizes = np.log([max(r.num_bytes, 1.0) for r in ordered])
-        if len(ordered) <= MAX_ROWS_PER_SERIES:
+        if len(ordered) <= rows_per_series:
             kept += ordered
             continue
-        targets = np.linspace(log_sizes[0], log_sizes[-1], MAX_ROWS_PER_SERIES)
+        targets = np.linspace(log_sizes[0], log_sizes[-1], rows_per_series)
         kept += [ordered[position] for position in np.unique(np.abs(log_sizes[:, None] - targets).argmin(axis=0))]
     return kept
 
@@ -666,18 +666,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--shared", type=Path, required=True, help="folder with collectives.csv.gz")
     parser.add_argument("--out", type=Path, help="constants.json to write (other sections are kept)")
     parser.add_argument("--score", action="store_true", help="print the errors on fabrics and rank counts left out")
+    parser.add_argument("--left-out", choices=("ranks", "fabric"), help="with --score: only this table")
+    parser.add_argument("--rows-per-series", type=int, default=MAX_ROWS_PER_SERIES, help="thinner is faster")
     options = parser.parse_args(arguments)
     if options.out is None and not options.score:
         parser.error("give --out, --score or both")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    rows = read_rows(options.shared)
+    rows = read_rows(options.shared, options.rows_per_series)
     logger.info("%d rows in %d series", len(rows), len({row.series for row in rows}))
     if options.out is not None:
         existing = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
         existing.update(shipped_sections(rows))
         options.out.write_text(json.dumps(existing, indent=1) + "\n", encoding="utf-8")
     if options.score:
-        for unit in ("fabric", "ranks"):
+        for unit in ("ranks", "fabric") if options.left_out is None else (options.left_out,):
             print(f"\n{unit} held out\n")
             print("\n".join(score_table(*held_out(rows, unit))), flush=True)
 
