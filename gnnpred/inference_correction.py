@@ -43,13 +43,11 @@ def inference_job(job: JobSpec, measured: MeasuredInference) -> JobSpec:
     if job.phase is Phase.INFERENCE:
         raise UsageError("a measured inference time corrects a training step: the phase must not be inference")
     return replace(
-        job,
+        job.on_one_gpu(),
         phase=Phase.INFERENCE,
         optimizer="none",
         batch_size=measured.batch_size or job.batch_size,
         precision=measured.precision or job.precision,
-        gpus=1,
-        nodes=1,
         host_copy=False,
         data_loader=False,
     )

@@ -1,6 +1,6 @@
 """What is predicted: the training run (job) on top of a graph."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -161,6 +161,13 @@ class JobSpec:
     def is_plain(self) -> bool:
         """Whether every GPU holds the whole model and steps after every pass, as DDP and DataParallel do."""
         return self.tensor_parallel == self.pipeline_parallel == self.expert_parallel == self.num_microbatches == 1
+
+    def on_one_gpu(self) -> "JobSpec":
+        """The same job on one GPU that holds the whole model and steps after every pass."""
+        return replace(
+            self, gpus=1, nodes=1, strategy="ddp", shard_group=None, grad_accum=1, tensor_parallel=1,
+            sequence_parallel=False, pipeline_parallel=1, microbatches=None, interleave=1, expert_parallel=1,
+        )  # fmt: skip
 
     def _check_layout(self) -> None:
         sizes = {

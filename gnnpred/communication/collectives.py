@@ -179,7 +179,8 @@ def bus_factor(kind: str, ranks: int) -> float:
 # Their bytes inside a node get fewer when the group spans several.
 _KINDS_THAT_SPREAD = ("all_to_all", "send_recv")
 _FADING_OCTAVES = 4.0  # outside the measured range the correction fades out over that many doublings
-_LARGEST_KNOT = 44  # log2 of bytes: beyond, times grow with the size by themselves
+_LARGEST_OCTAVE = 40  # log2 of bytes: beyond, times grow with the size by themselves
+_FLOORS_PER_OCTAVE = 2
 
 
 class CollectiveModel:
@@ -227,10 +228,11 @@ class CollectiveModel:
                 basis="one GPU communicates nothing",
             )  # fmt: skip
         time_us, physics_us = self._times_us(kind, num_bytes, fabric, dtype, nccl_version)
-        floors = self._floors_of(kind, fabric, dtype, nccl_version)
-        below = int(log2(num_bytes)) if num_bytes >= 1 else -1
-        if below >= 0:  # a measured change of protocol must not make a larger buffer faster
-            time_us = max(time_us, floors[min(below, _LARGEST_KNOT)])
+        is_corrected = not fabric.is_custom and kind in self._constants.get("measured", {}).get(fabric.measured_as, {})
+        floors = self._floors_of(kind, fabric, dtype, nccl_version) if is_corrected else []
+        below = int(_FLOORS_PER_OCTAVE * log2(num_bytes)) if num_bytes >= 1 else -1
+        if floors and below >= 0:  # a measured change of protocol must not make a larger buffer faster
+            time_us = max(time_us, floors[min(below, len(floors) - 1)])
         if fabric.inter is not None and fabric.gpus_per_domain > 1 and kind not in _KINDS_THAT_SPREAD:
             # The same buffer over one node's GPUs alone is part of the work over all nodes.
             inside = fabric.subgroup(fabric.gpus_per_domain, max(1, fabric.nodes // fabric.num_domains))
@@ -283,14 +285,15 @@ class CollectiveModel:
         return max(0.0, 1 - outside / _FADING_OCTAVES)
 
     def _floors_of(self, kind: str, fabric: ClusterFabric, dtype: str, nccl_version: str) -> list[float]:
-        """The longest time of all powers of two up to each, in microseconds."""
+        """The longest time of all buffers up to each half-octave of bytes, in microseconds."""
         key = (kind, fabric, dtype, nccl_version)
         if key not in self._floors:
             if len(self._floors) >= _MAX_FLOORS:
                 self._floors.clear()
             floors: list[float] = []
-            for power in range(_LARGEST_KNOT + 1):
-                time_us = self._times_us(kind, 2.0**power, fabric, dtype, nccl_version)[0]
+            for step in range(_FLOORS_PER_OCTAVE * _LARGEST_OCTAVE + 1):
+                num_bytes = 2.0 ** (step / _FLOORS_PER_OCTAVE)
+                time_us = self._times_us(kind, num_bytes, fabric, dtype, nccl_version)[0]
                 floors.append(max(time_us, floors[-1]) if floors else time_us)
             self._floors[key] = floors
         return self._floors[key]

@@ -349,7 +349,7 @@ def _fit_constants(
             (weight * errors).sum() + np.abs(log_values - inside).sum() + pull * np.abs(inside - log_prior).sum()
         )
 
-    fits = [pattern_search(loss, np.log(start), step=0.4, smallest_step=0.02) for start in (prior, *starts)]
+    fits = [pattern_search(loss, np.log(start), step=0.4, smallest_step=0.04) for start in (prior, *starts)]
     return np.exp(np.clip(min(fits, key=lambda fit: fit[1])[0], bounds[:, 0], bounds[:, 1]))
 
 
@@ -498,7 +498,7 @@ SMALLEST_ERROR = 0.05
 def _fit_residual(rows: list[Row], weight: np.ndarray, model: CollectiveModel) -> dict:
     """Coefficients of :func:`gnnpred.communication.residual.terms` on log(measured / alpha-beta)."""
     columns: dict[tuple[str, int], int] = {}
-    entries: list[tuple[int, int, float]] = []
+    per_row: list[list[tuple[int, float]]] = []
     target = np.zeros(len(rows))
     for position, row in enumerate(rows):
         physics_us, found = model.physics_and_terms(
@@ -508,11 +508,13 @@ def _fit_residual(rows: list[Row], weight: np.ndarray, model: CollectiveModel) -
         # What a source measures longer or shorter than others is kept apart, so that the curves over size and ranks
         # come from within sources; the prediction is for no source in particular.
         found += [(f"source {row.source} {row.gpu} {row.fabric.measured_as} {row.collective}", 0, 1.0)]
-        for block, index, value in found:
-            entries.append((position, columns.setdefault((block, index), len(columns)), value))
-    design = np.zeros((len(rows), len(columns)), dtype=np.float32)  # (num_rows, num_terms)
-    at = np.array([(row, column) for row, column, _ in entries])
-    np.add.at(design, (at[:, 0], at[:, 1]), np.array([value for _, _, value in entries], dtype=np.float32))
+        per_row.append([(columns.setdefault(term[:2], len(columns)), term[2]) for term in found])
+    width, count = max(map(len, per_row)), len(columns)
+    at = np.zeros((len(rows), width), dtype=np.int64)  # (num_rows, terms of a row): columns; rows are very sparse
+    values = np.zeros((len(rows), width))
+    for position, row_terms in enumerate(per_row):
+        for slot, (column, value) in enumerate(row_terms):
+            at[position, slot], values[position, slot] = column, value
     networks = {row.fabric.measured_as for row in rows if row.fabric.inter is not None} | {"network"}
     ridge = np.array(
         [
@@ -520,19 +522,22 @@ def _fit_residual(rows: list[Row], weight: np.ndarray, model: CollectiveModel) -
             for block, _ in columns
         ]
     )
-    row_weight, coefficients = weight.copy(), np.zeros(len(columns))
+    pairs = (at[:, :, None] * count + at[:, None, :]).ravel()
+    products = values[:, :, None] * values[:, None, :]
+    row_weight, coefficients = weight.copy(), np.zeros(count)
     for _ in range(REWEIGHTINGS):
-        weighted = design * row_weight[:, None].astype(np.float32)
-        normal = (weighted.T @ design).astype(np.float64)
-        coefficients = np.linalg.solve(normal + np.diag(ridge), (weighted.T @ target).astype(np.float64))
-        errors = np.abs(target - design @ coefficients)
+        weighted = (row_weight[:, None, None] * products).ravel()
+        normal = np.bincount(pairs, weights=weighted, minlength=count * count).reshape(count, count)
+        moment = np.bincount(at.ravel(), weights=((row_weight * target)[:, None] * values).ravel(), minlength=count)
+        coefficients = np.linalg.solve(normal + np.diag(ridge), moment)
+        errors = np.abs(target - (coefficients[at] * values).sum(axis=1))
         row_weight = weight * SMALLEST_ERROR / np.maximum(errors, SMALLEST_ERROR)
     blocks: dict[str, list[float]] = {}
     for (block, index), column in columns.items():
         if block.startswith("source "):
             continue
-        values = blocks.setdefault(block, [0.0] * residual.block_length(block))
-        values[index] = round(float(coefficients[column]), 4)
+        block_values = blocks.setdefault(block, [0.0] * residual.block_length(block))
+        block_values[index] = round(float(coefficients[column]), 4)
     return {"ridge": RIDGE, "network_ridge": NETWORK_RIDGE, "coefficients": dict(sorted(blocks.items()))}
 
 

@@ -72,6 +72,11 @@ def _check_nodes(job: JobSpec, whole: ClusterFabric) -> None:
             f"--tp {job.tensor_parallel} is more than the {whole.gpus_per_domain} GPUs that a node joins: its "
             "all-reduces wait for one another in every layer and have to stay inside; use --pp across nodes"
         )
+    if whole.num_domains > 1 and whole.gpus_per_domain % job.tensor_parallel:
+        raise UsageError(
+            f"--tp {job.tensor_parallel} does not divide the {whole.gpus_per_domain} GPUs of a node: groups would lie "
+            "in two nodes"
+        )
 
 
 def _group(job: JobSpec, whole: ClusterFabric, size: int, stride: int) -> ClusterFabric:

@@ -14,6 +14,7 @@ all-reduce of each rank's shard behind every reduce-scatter.
 from collections.abc import Sequence
 from itertools import pairwise
 
+from gnnpred.communication.collectives import collective_ms
 from gnnpred.communication.ddp import Reduction, fill_buckets
 from gnnpred.communication.step_work import Gradient, StepWork, in_step_ms
 from gnnpred.communication.streams import TwoStreams
@@ -46,12 +47,12 @@ def scatter_reductions(work: StepWork, gradients: Sequence[Gradient] | None = No
 
 
 def gather_weights(work: StepWork, streams: TwoStreams, num_elements: float) -> None:
-    """ZeRO-1 and 2 behind the optimizer: nothing runs until all new weights have arrived."""
+    """ZeRO-1 and 2 behind the optimizer: nothing runs until all new weights have arrived, at the time on idle links."""
     if work.layout.shard.gpus == 1 or not num_elements:
         return
     num_buckets = max(1, -(-num_elements // ZERO_BUCKET_ELEMENTS))
     num_bytes = num_elements * work.parameter_width / num_buckets
-    duration_ms = num_buckets * in_step_ms("all_gather", num_bytes, work.layout.shard, work.constants)
+    duration_ms = num_buckets * collective_ms("all_gather", num_bytes, work.layout.shard)
     streams.wait_until(streams.communicate(duration_ms, "all-gather of new weights", num_bytes * num_buckets))
 
 

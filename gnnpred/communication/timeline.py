@@ -22,7 +22,7 @@ from math import hypot, log2
 
 import numpy as np
 
-from gnnpred.communication.collectives import load_constants
+from gnnpred.communication.collectives import estimate_collective, load_constants
 from gnnpred.communication.data_parallel import (
     DataParallelConstants,
     data_parallel_communication_ms,
@@ -40,6 +40,7 @@ from gnnpred.communication.ddp import (
     overlap,
     run_backward,
 )
+from gnnpred.communication.fabrics import ClusterFabric
 from gnnpred.communication.layer_collectives import blocking_collectives, expert_collectives
 from gnnpred.communication.layout import layout_of
 from gnnpred.communication.pipeline import pipeline_step
@@ -57,7 +58,7 @@ from gnnpred.communication.trace import Trace
 from gnnpred.costs import OpCost
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.graph import OpGraph, OpPhase
-from gnnpred.job import STRATEGIES, JobSpec, Phase
+from gnnpred.job import SHARDED_STRATEGIES, STRATEGIES, JobSpec, Phase
 from gnnpred.passes.layers import find_experts
 from gnnpred.passes.tensor_parallel import LayerCollective
 
@@ -135,6 +136,8 @@ def step_timeline(
         op_ms=_times_of_rank(work, repeated_ops),
         blocking=blocking_collectives(graph, collectives, layout, sequence_parallel=job.sequence_parallel),
     )
+    layout = replace(layout, warnings=(*layout.warnings, *_extrapolated(work)))
+    work = replace(work, layout=layout)
     if job.phase is Phase.INFERENCE:
         return _inference(work)
     if job.pipeline_parallel > 1:
@@ -143,6 +146,30 @@ def step_timeline(
             **vars(parts), gradient_bytes=work.gradient_bytes, fabric=layout.description, warnings=layout.warnings
         )
     return _step_of_one_stage(work)
+
+
+def _extrapolated(work: StepWork) -> list[str]:
+    """Collectives of the step that no measurement of their fabric covers, by one typical size each."""
+    job, layout = work.job, work.layout
+    used: dict[str, tuple[float, ClusterFabric]] = {}
+    total = work.gradient_bytes
+    if job.phase is not Phase.INFERENCE and total:
+        if job.shard_size > 1:
+            per_layer = total / max(1, work.spans.num_layers)
+            used["all_gather"] = used["reduce_scatter"] = (per_layer, layout.shard)
+        elif job.strategy == "ddp":
+            used["all_reduce"] = (min(BUCKET_BYTES, total), layout.data)
+    for items in work.blocking.values():
+        for item in items:
+            fabric = layout.expert if item.kind == "all_to_all" else layout.tensor
+            used[f"{item.kind} in layers"] = (item.num_bytes, fabric)
+    found = []
+    for name, (num_bytes, fabric) in used.items():
+        if fabric.gpus > 1:
+            estimate = estimate_collective(name.split()[0], num_bytes, fabric)
+            if not estimate.measured:
+                found.append(f"{name.replace('_', '-')} over {fabric.gpus} GPUs: {estimate.basis}")
+    return found
 
 
 def _times_of_rank(work: StepWork, repeated_ops: frozenset[int]) -> np.ndarray:
@@ -264,10 +291,15 @@ def step_spread(job: JobSpec) -> tuple[float, float]:
     if job.gpus < 2:
         return 0.0, 0.0
     steps = load_constants()["steps"]
-    is_measured = job.strategy in steps and "spread_90_log" in steps[job.strategy]
-    by_gpus = steps[job.strategy if is_measured else "ddp"]["spread_90_log"]
-    low, high = by_gpus[str(max((int(count) for count in by_gpus if int(count) <= job.gpus), default=2))]
-    largest = max(_MEASURED_GPUS, *map(int, by_gpus))
+    # ZeRO-3 is FSDP; the other stages take its figures as the nearest ones
+    name = "fsdp" if job.strategy in SHARDED_STRATEGIES and "spread_90_log" in steps.get("fsdp", {}) else job.strategy
+    is_measured = job.strategy == name or job.strategy == "zero3"
+    if "spread_90_log" not in steps.get(name, {}):
+        name, is_measured = "ddp", False
+    by_gpus = steps[name]["spread_90_log"]
+    counts = sorted(map(int, by_gpus))
+    low, high = by_gpus[str(max((count for count in counts if count <= job.gpus), default=counts[0]))]
+    largest = max(_MEASURED_GPUS, counts[-1])
     added = [_SPREAD_PER_DOUBLING * log2(job.gpus / largest) if job.gpus > largest else 0.0]
     for part, is_used in (
         ("sharded", job.shard_size > 1 and not is_measured),

@@ -19,7 +19,7 @@ from math import prod
 from gnnpred.errors import UsageError
 from gnnpred.graph import Component, Op, OpGraph, OpPhase, Role, TensorSpec
 from gnnpred.op_kinds import Category, category_of
-from gnnpred.passes.layers import attention_heads, layer_spans
+from gnnpred.passes.layers import LayerSpans, attention_heads, layer_spans
 
 MIN_VOCABULARY = 4096  # smaller tables (positions, segments) stay whole, as in Megatron-LM
 _MAX_ROUNDS = 12
@@ -223,16 +223,21 @@ def _reshaped_axis(share: _Share, x: int, out: int) -> int | None:
 
 
 def _chosen_axis(share: _Share, out: int, candidates: range, old_size: int) -> int | None:
-    """Among the axes that the split one became: the heads, else the first that divides and is not the batch's."""
+    """Among the axes that the split one became: the heads, else the first that divides and is not the batch's.
+
+    The last of several is the size of a head, which is never split where another one divides.
+    """
     tensor = share.graph.tensors[out]
-    divides = [a for a in candidates if tensor.shape[a] % share.ways == 0]
-    for wanted in (share.heads, old_size):
-        for a in divides:
-            if wanted and tensor.shape[a] == wanted and a not in tensor.batch_axes:
-                return a
-    own = [a for a in divides if a not in tensor.batch_axes] or divides
-    if not own and len(candidates) == 1:
+    if len(candidates) == 1:
         return candidates[0]
+    divides = [a for a in candidates if tensor.shape[a] % share.ways == 0]
+    own = [a for a in divides if a not in tensor.batch_axes] or divides
+    if len(own) > 1 and own[-1] == candidates[-1]:
+        own = own[:-1]
+    for wanted in (share.heads, old_size):
+        for a in own:
+            if tensor.shape[a] == wanted:
+                return a
     return own[0] if own else None
 
 
@@ -363,11 +368,13 @@ def _attention(share: _Share, op_idx: int, op: Op, split: list[int]) -> None:
     if q not in share.axis or share.axis[q] >= rank - 2:
         share.refuse(split)
     axis = share.axis[q]
+    tensors = share.graph.tensors
     for i in op.inputs[1:3]:
         if share.axis.get(i, axis) != axis:
-            share.refuse(split)
-        if i not in share.axis and share.graph.tensors[i].shape[axis] == share.graph.tensors[q].shape[axis]:
-            share.refuse(split)
+            share.refuse([i])
+        if i not in share.axis and tensors[i].shape[axis] == tensors[q].shape[axis]:
+            # Fewer key heads than GPUs, repeated for the queries: every GPU makes all of them and reads its own.
+            share.set_axis(i, axis, frozenset())
     for i in op.inputs[3:]:
         mask = share.graph.tensors[i]
         own = axis - (rank - len(mask.shape))
@@ -464,23 +471,24 @@ def _split_graph(share: _Share) -> SplitGraph:
         for tensor, shape in zip(graph.tensors, share.shapes, strict=True)
     )
     return SplitGraph(
-        graph.replace(tensors=tensors, notes=(*graph.notes, *_notes(share))), tuple(collectives), repeated
+        graph.replace(tensors=tensors, notes=(*graph.notes, *_notes(share, spans))), tuple(collectives), repeated
     )
 
 
-def _notes(share: _Share) -> list[str]:
-    """What stays whole on every GPU, where it is much."""
-    sizes = [
-        (tensor.num_elements, share.shapes[i] == tensor.shape)
-        for i, tensor in enumerate(share.graph.tensors)
-        if tensor.role is Role.PARAMETER
-    ]
-    whole = sum(size for size, is_whole in sizes if is_whole) / max(1, sum(size for size, _ in sizes))
-    if whole < _MUCH:
+def _notes(share: _Share, spans: LayerSpans) -> list[str]:
+    """What stays whole on every GPU of the weights in layers, where it is much."""
+    graph, total, whole = share.graph, 0, 0
+    for op_idx in range(spans.starts[0], spans.stop):
+        op = graph.ops[op_idx]
+        if category_of(op.kind) in (Category.CONV, Category.MATMUL) and _is_weight(graph, op.inputs[1]):
+            weight = graph.tensors[op.inputs[1]]
+            total += weight.num_elements
+            whole += weight.num_elements if share.shapes[op.inputs[1]] == weight.shape else 0
+    if whole < _MUCH * total:
         return []
     return [
-        f"tensor parallelism leaves {whole:.0%} of the weights whole on every GPU: their products do not come in pairs "
-        "between whole activations"
+        f"tensor parallelism leaves {whole / total:.0%} of the layers' weights whole on every GPU: their products do "
+        "not come in pairs between whole activations"
     ]
 
 

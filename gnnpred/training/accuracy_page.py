@@ -55,6 +55,18 @@ def write_accuracy_pages(table: dict[str, Any], *, docs: Path, readme: Path | No
             partial.write_text(text, encoding="utf-8")
 
 
+def _networks_line(table: dict[str, Any]) -> list[str]:
+    """How many networks a fold has where the checkpoint ships more: more of them err a little less."""
+    networks = table.get("networks", {})
+    fewer = sorted({count for track, count in networks.items() if track != "shipped"})
+    if not fewer or fewer == [networks["shipped"]]:
+        return []
+    return [
+        f"- The checkpoint has {networks['shipped']} networks, a held-out group {' or '.join(map(str, fewer))}: the "
+        "figures are of those, so of slightly less than what ships."
+    ]
+
+
 def accuracy_page(table: dict[str, Any], *, plots: str) -> str:
     """The whole page; ``plots`` is the folder of the PNG files as seen from it."""
     corpus = table["corpus"]
@@ -70,12 +82,15 @@ def accuracy_page(table: dict[str, Any], *, plots: str) -> str:
         f"- {corpus['rows']:,} rows: single-GPU training and forward+backward steps of {corpus['architectures']:,} "
         f"architectures of {corpus['families']} families on {corpus['devices']} GPUs, from {corpus['sources']} public "
         "sources ([datasets](../datasets/README.md)). Repeats, superseded rows and rows that their source flags are "
-        "left out, and so is WaveGlow, part of whose work is not in its graph.",
+        "left out, and so is WaveGlow, part of whose work is not in its graph. "
+        f"{corpus.get('derived_rows', 0):,} of the rows are one GPU's share of sharded training, less an estimate of "
+        "communication.",
         f"- Training adds {corpus['inference_rows']:,} inference rows and {corpus['operator_rows']:,} timed kernels, "
         "which are not scored here. Inference rows are held out with their group, kernels with their GPU.",
         "- Every row is predicted by networks, trees and constants that were fitted without its group. What ships is a "
         "weighted geometric mean of networks and boosted trees. Trees alone and a fitted roofline are the baselines.",
-        "- Nothing here shows jobs on several GPUs, or hosts slower than those of the sources.",
+        *_networks_line(table),
+        "- Nothing here shows what several GPUs add to a step, or hosts slower than those of the sources.",
         "",
     ]
     for track in ("architecture", "family", "device", "neusight", "random"):

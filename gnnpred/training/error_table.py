@@ -94,6 +94,7 @@ def _corpus_words(corpus: Corpus) -> dict[str, int]:
     training = [row for row in corpus.rows if row.phase != "inference"]
     return {
         "rows": len(training),
+        "derived_rows": sum(bool(row.derived_from) for row in training),
         "inference_rows": len(corpus.rows) - len(training),
         "operator_rows": len(corpus.operator_rows),
         "devices": len({find_device(row.device).name for row in training}),

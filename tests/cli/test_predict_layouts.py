@@ -75,6 +75,13 @@ def test_a_trace_file_adds_up_to_the_step(gnnpred, transformer, tmp_path):
     assert [p.name for p in tmp_path.iterdir() if "partial" in p.name] == []
 
 
+def test_a_measured_forward_pass_on_one_gpu_corrects_every_layout(gnnpred, transformer):
+    layout = ("--gpus", 8, "--tp", 2, "--pp", 2, "--microbatches", 4)
+    plain = gnnpred("predict", transformer, *layout, *BASE).json
+    slower = gnnpred("predict", transformer, *layout, *BASE, "--measured-inference-ms", 50).json
+    assert slower["compute_time_ms"] > plain["compute_time_ms"]
+
+
 def test_a_trace_that_cannot_be_written_is_one_line(gnnpred, transformer, tmp_path):
     outcome = gnnpred("predict", transformer, "--trace", tmp_path / "absent" / "step.json", *BASE)
     assert outcome.code == 1

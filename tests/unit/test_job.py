@@ -23,6 +23,12 @@ def test_sizes_multiply():
     assert not _job(grad_accum=2).is_plain
 
 
+def test_the_same_job_on_one_gpu():
+    job = _job(gpus=64, nodes=8, tensor_parallel=4, sequence_parallel=True, pipeline_parallel=2, microbatches=8)
+    assert job.on_one_gpu() == _job()
+    assert _job(gpus=64, nodes=8, strategy="fsdp", shard_group=8).on_one_gpu() == _job()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

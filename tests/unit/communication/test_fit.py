@@ -101,14 +101,14 @@ def test_degraded_coarse_and_out_of_memory_rows_are_dropped(tmp_path):
     assert rows[2].fabric.network_gb_s_per_domain == pytest.approx(200)
 
 
-def _slower_above_a_megabyte(fabric_name="nvlink3", group_sizes=(2, 4, 8)):
-    """All-reduces that follow the formula up to 1 MB and take 1.4 times as long above."""
+def _with_a_hump(fabric_name="nvlink3", group_sizes=(2, 4, 8)):
+    """All-reduces that follow the formula, but for a hump: 100 kB to 10 MB take 1.6 times as long."""
     device = find_device("A100-SXM4-80GB")
     rows = []
     for gpus in group_sizes:
         fabric = resolve_fabric(device=device, gpus=gpus, nodes=1, interconnect=fabric_name)
-        for size in np.logspace(3.5, 9, 12):
-            factor = 1.4 if size > 1e6 else 1.0
+        for size in np.logspace(3, 10, 22):
+            factor = 1.6 if 1e5 < size < 1e7 else 1.0
             time_us = factor * all_reduce_us(float(size), fabric, TRUE, None)
             rows.append(Row("made up", device.name, "all_reduce", float(size), time_us, fabric))
     return rows
@@ -116,14 +116,14 @@ def _slower_above_a_megabyte(fabric_name="nvlink3", group_sizes=(2, 4, 8)):
 
 @pytest.fixture(scope="module")
 def constants():
-    return fit.fit_all(_slower_above_a_megabyte())
+    return fit.fit_all(_with_a_hump())
 
 
 def test_the_correction_learns_what_the_formula_cannot_say(constants):
-    rows = _slower_above_a_megabyte()
+    rows = _with_a_hump()
     corrected, plain = fit.predicted_us(rows, constants)
-    assert np.median(error_pct(rows, corrected)) < 0.5 * np.median(error_pct(rows, plain))
-    assert np.median(error_pct(rows, corrected)) < 3
+    assert error_pct(rows, plain).mean() > 4
+    assert error_pct(rows, corrected).mean() < 0.75 * error_pct(rows, plain).mean()
 
 
 def test_a_fabric_without_measurements_gets_physics_alone_and_says_so(constants):
@@ -143,14 +143,14 @@ def test_a_fabric_without_measurements_gets_physics_alone_and_says_so(constants)
 
 
 def test_the_same_measurements_give_the_same_constants(constants):
-    assert fit.fit_all(_slower_above_a_megabyte()) == constants
+    assert fit.fit_all(_with_a_hump()) == constants
 
 
 @pytest.mark.parametrize(
     ("unit", "group_of"), [("fabric", lambda row: row.fabric.intra.name), ("ranks", lambda row: row.fabric.gpus)]
 )
 def test_what_is_scored_was_not_in_the_fit(unit, group_of, monkeypatch):
-    rows = _slower_above_a_megabyte() + _slower_above_a_megabyte("nvlink4", (2, 8))
+    rows = _with_a_hump() + _with_a_hump("nvlink4", (2, 8))
     seen = []
 
     def fit_nothing(train):
@@ -169,9 +169,9 @@ def test_what_is_scored_was_not_in_the_fit(unit, group_of, monkeypatch):
 
 
 def test_the_table_of_errors_counts_what_it_names():
-    rows = _slower_above_a_megabyte()
+    rows = _with_a_hump()
     measured = np.array([row.time_us for row in rows])
     lines = fit.score_table(rows, measured * 1.1, measured * 0.5)
     table = {line.split(" | ")[0].strip("| "): line for line in lines}
-    assert "| 36 | 10.0 | 10.0 | 10.0 | +10.0 | 10.0 | 50.0 | 50.0 |" in table["all"]
+    assert "| 66 | 10.0 | 10.0 | 10.0 | +10.0 | 10.0 | 50.0 | 50.0 |" in table["all"]
     assert "send-recv" not in table

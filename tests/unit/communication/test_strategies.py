@@ -56,7 +56,8 @@ def test_the_parts_of_every_strategy_add_up(layout):
     assert found.communication_ms > 0
 
 
-def test_accumulated_passes_repeat_compute_but_ddp_reduces_in_the_last_alone():
+def test_accumulated_passes_repeat_compute_but_ddp_reduces_in_the_last_alone(monkeypatch):
+    monkeypatch.setattr(step_work.StepConstants, "sync_ms", lambda *_: 1.0)  # stragglers grow with the compute
     one, many = _timeline(gpus=8), _timeline(gpus=8, grad_accum=7)
     assert many.forward_ms == pytest.approx(7 * one.forward_ms)
     assert many.backward_ms == pytest.approx(7 * one.backward_ms)
@@ -214,6 +215,8 @@ def test_impossible_layouts_are_one_clear_line():
         _timeline(gpus=16)
     with pytest.raises(UsageError, match="--tp 8 is more than the 4 GPUs that a node joins"):
         _timeline(gpus=8, nodes=2, tensor_parallel=8)
+    with pytest.raises(UsageError, match="--tp 4 does not divide the 6 GPUs of a node"):
+        _timeline(gpus=12, nodes=2, tensor_parallel=4)
     with pytest.raises(UsageError, match="--pp 8 is more than the 4 layers"):
         _timeline(gpus=8, pipeline_parallel=8, microbatches=8)
     with pytest.raises(UsageError, match=r"--pp 2 x --interleave 4 is more than the 4 layers"):

@@ -87,7 +87,7 @@ def test_many_layers_with_such_products_need_no_more_rounds():
     share = split_products(b.build(x), 4)
     assert len(share.collectives) == 2 * 30
     (note,) = share.graph.notes
-    assert "leaves 11% of the weights whole" in note
+    assert "leaves 11% of the layers' weights whole" in note
 
 
 @pytest.mark.parametrize("name", ["axes", "perm"])
@@ -104,6 +104,28 @@ def test_fused_projections_split_by_heads_through_reshape_transpose_and_unbind(n
     share = split_products(b.build(out), 4).graph
     assert _shapes(share, "sdpa") == [(1, 1, 16, 16)]
     assert _shapes(share, "linear") == [(1, 16, 48), (1, 16, 64)]
+
+
+def test_fewer_key_heads_than_gpus_are_made_by_all():
+    b = GraphBuilder()
+    x = b.input(1, 16, 64)
+
+    def heads_of(count):
+        y = b.op("linear", [x, b.parameter(count * 8, 64)], (1, 16, count * 8))
+        y = b.op("view", [y], (1, 16, count, 8))
+        return b.op("transpose", [y], (1, count, 16, 8), axes=(0, 2, 1, 3))
+
+    def repeated(y):
+        y = b.op("view", [y], (1, 2, 1, 16, 8))
+        return b.op("view", [b.op("expand", [y], (1, 2, 4, 16, 8))], (1, 8, 16, 8))
+
+    mixed = b.op("sdpa", [heads_of(8), repeated(heads_of(2)), repeated(heads_of(2))], (1, 8, 16, 8))
+    mixed = b.op("view", [b.op("transpose", [mixed], (1, 16, 8, 8), axes=(0, 2, 1, 3))], (1, 16, 64))
+    out = b.op("linear", [mixed, b.parameter(64, 64)], (1, 16, 64))
+    graph = b.build(out)
+    assert _shapes(split_products(graph, 2).graph, "linear") == [(1, 16, 32), (1, 16, 8), (1, 16, 8), (1, 16, 64)]
+    assert _shapes(split_products(graph, 4).graph, "linear") == [(1, 16, 16), (1, 16, 16), (1, 16, 16), (1, 16, 64)]
+    assert _shapes(split_products(graph, 4).graph, "sdpa") == [(1, 2, 16, 8)]
 
 
 def test_experts_of_stacked_weights_split_by_their_inner_width():
