@@ -14,6 +14,7 @@ REGIME_LIMITS = (-8.0, 10.0)  # log2 of transfer time / latency
 LINEAR_TERMS = 2  # offset, slope over the regime
 REFERENCE_RANKS = 8
 REFERENCE_NCCL_MINOR = 27
+OLDEST_NCCL_MINOR = 20
 MAX_LOG_FACTOR = 1.0  # a correction beyond e would be another machine
 
 Term = tuple[str, int, float]  # block, position in the block, value
@@ -41,7 +42,6 @@ def terms(
     *,
     kind: str,
     fabric: str,
-    family: str,
     is_switched: bool,
     num_bytes: float,
     regime: float,
@@ -61,9 +61,9 @@ def terms(
     if dtype == "int8":
         found += [(f"int8 {kind}", 0, 1.0), (f"int8 {kind}", 1, slope)]
     minor = nccl_minor(nccl_version)
-    if minor is not None:
-        newer = min(max((minor - REFERENCE_NCCL_MINOR) / 5, -2.0), 1.0)
-        found += [(f"nccl {family} {kind}", 0, newer), (f"nccl {family} {kind}", 1, newer * slope)]
+    if minor is not None and minor >= OLDEST_NCCL_MINOR:  # the few older rows stand for their machines, not for NCCL
+        newer = min((minor - REFERENCE_NCCL_MINOR) / 5, 1.0)
+        found += [(f"nccl {fabric} {kind}", 0, newer), (f"nccl {fabric} {kind}", 1, newer * slope)]
     return found
 
 

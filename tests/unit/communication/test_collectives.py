@@ -126,8 +126,10 @@ def test_a_faster_network_of_one_kind_is_never_slower(transport):
 def test_faster_links_move_gradient_buckets_faster():
     order = ["pcie3", "pcie4", "pcie5", "nvlink2", "nvlink3", "nvlink4", "nvlink5"]
     for gpus in (2, 4, 8):
-        times = [all_reduce_ms(25 * 2**20, _fabric(gpus, interconnect=name)) for name in order]
-        assert times == sorted(times, reverse=True), dict(zip(order, times, strict=True))
+        # Two V100 of a cube mesh share one or two of six links: no more than PCIe 5 gives.
+        names = [name for name in order if gpus > 2 or name != "nvlink2"]
+        times = [all_reduce_ms(25 * 2**20, _fabric(gpus, interconnect=name)) for name in names]
+        assert times == sorted(times, reverse=True), dict(zip(names, times, strict=True))
 
 
 @pytest.mark.parametrize(

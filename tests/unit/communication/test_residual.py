@@ -5,7 +5,7 @@ import pytest
 from gnnpred.communication.residual import MAX_LOG_FACTOR, SIZE_KNOTS, block_length, hat_weights, log_factor, terms
 
 CASE = {
-    "kind": "all_reduce", "fabric": "nvlink3", "family": "nvlink", "is_switched": True, "num_bytes": 2.0**21,
+    "kind": "all_reduce", "fabric": "nvlink3", "is_switched": True, "num_bytes": 2.0**21,
     "regime": 2.0, "ranks": 16, "dtype": "", "nccl_version": "",
 }  # fmt: skip
 
@@ -32,8 +32,9 @@ def test_only_int8_and_known_versions_add_their_terms():
     plain = {block for block, _, _ in terms(**CASE)}
     assert {block for block, _, _ in terms(**{**CASE, "dtype": "bf16", "nccl_version": "unknown"})} == plain
     assert {block for block, _, _ in terms(**{**CASE, "dtype": "int8"})} - plain == {"int8 all_reduce"}
+    assert {block for block, _, _ in terms(**{**CASE, "nccl_version": "2.4.8"})} == plain
     newer = terms(**{**CASE, "nccl_version": "2.32"})
-    assert ("nccl nvlink all_reduce", 0, 1.0) in newer
+    assert ("nccl nvlink3 all_reduce", 0, 1.0) in newer
 
 
 def test_unknown_blocks_correct_nothing_and_large_ones_are_cut():
