@@ -180,7 +180,7 @@ def bus_factor(kind: str, ranks: int) -> float:
 _KINDS_THAT_SPREAD = ("all_to_all", "send_recv")
 _LEAST_SHARE_OF_A_PAIR = 0.93  # reductions inside a switch: 8 GPUs measured up to 7 % faster than 4
 _FADING_OCTAVES = 4.0  # outside the measured range the correction fades out over that many doublings
-_FIRST_OCTAVE, _LAST_OCTAVE = 8, 38  # log2 of bytes: the knots of the correction and its fading lie between
+_FIRST_OCTAVE, _LAST_OCTAVE = 0, 38  # log2 of bytes: the knots of the correction and its fading lie between
 _FLOORS_PER_OCTAVE = 2
 
 
