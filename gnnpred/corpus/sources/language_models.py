@@ -64,6 +64,7 @@ _RECIPES = {
         4096,
     ),
 }
+_MAX_SIZE_ERROR = 0.02
 _BIGSCIENCE_VOCAB = 250_880  # 181.2 billion parameters at 72 layers of 14,336
 
 
@@ -178,6 +179,10 @@ def _interpret_bigscience(record: Mapping[str, str]) -> Interpretation | str:
     if isinstance(common, str):
         return common
     layers, width, heads = network.groups()
+    stated = re.search(r"gpt-(\d+)b", record["model"])
+    parameters = 12 * int(layers) * int(width) ** 2 + _BIGSCIENCE_VOCAB * int(width)
+    if stated is None or abs(parameters / (1e9 * int(stated[1])) - 1) > _MAX_SIZE_ERROR:
+        return "its layers and width, read from the text around the table, are not those of the model's name"
     seq_len = seq_len_of(record["input"]) or _MPT_SEQ_LEN
     return common.replace(
         key=ModelKey(f"own:mpt?layers={layers}&width={width}&heads={heads}&vocab={_BIGSCIENCE_VOCAB}", seq_len=seq_len),
