@@ -199,11 +199,13 @@ def _begins_with(words: list[str], short: list[str]) -> bool:
 def _nearest_names(name: str) -> list[str]:
     from difflib import SequenceMatcher  # only on the way to an error
 
-    def similarity(device: DeviceSpec) -> float:
-        return max(
-            SequenceMatcher(None, _key_without_vendor(name), _key_without_vendor(n)).ratio()
-            for n in (device.name, *device.aliases)
-        )
+    asked = _key_without_vendor(name)
+
+    def similarity(device: DeviceSpec) -> tuple[bool, float]:
+        names = [_key_without_vendor(n) for n in (device.name, *device.aliases)]
+        # the model comes first in a name: whoever writes A100 means none of the H100s, however alike the rest is
+        begins_alike = any(n[:4] == asked[:4] for n in names)
+        return begins_alike, max(SequenceMatcher(None, asked, n).ratio() for n in names)
 
     return [device.name for device in sorted(list_devices(), key=similarity, reverse=True)[:3]]
 
