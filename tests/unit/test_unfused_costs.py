@@ -1,7 +1,7 @@
 """What a composite costs that the model writes out itself."""
 
 from gnnpred.costs import op_costs
-from gnnpred.graph import DType, Op, OpGraph, OpPhase, Role, TensorSpec
+from gnnpred.graph import Component, DType, Op, OpGraph, OpPhase, Role, TensorSpec
 from tests.helpers.hand_graph import HandGraph
 
 SIZE = 2 * 7 * 16
@@ -43,7 +43,10 @@ def test_the_backward_of_pieces_is_in_proportion_to_them():
     first = len(graph.tensors)
     source = TensorSpec((2, 7, 16), DType.FP32, Role.INPUT, (0,))
     tensors = (*tensors, source)
-    backward = Op("rms_norm", (first + 2, op.inputs[0]), (first + 1,), phase=OpPhase.BACKWARD, forward_op_idx=0)
+    backward = Op(
+        "rms_norm", (first + 2, op.inputs[0]), (first + 1,), phase=OpPhase.BACKWARD,
+        component=Component.INPUT_GRADIENT, forward_op_idx=0,
+    )  # fmt: skip
     forward_cost, backward_cost = op_costs(OpGraph(tensors, (op, backward), graph.inputs, graph.outputs, 2))
     assert backward_cost.bytes_moved > 2 * forward_cost.bytes_moved
     assert backward_cost.num_launches > 2 * forward_cost.num_launches
