@@ -28,6 +28,8 @@ def test_missing_networks_are_one_clear_line(gnnpred, tmp_path, options):
         (("--contrast", "--retrain"), "--contrast"),
         (("--docs", "x.md"), "--report"),
         (("--report", "--track", "device"), "family track"),
+        (("--communication", "--retrain"), "--communication"),
+        (("--communication", "--track", "family"), "--communication"),
     ],
 )
 def test_options_that_do_not_go_together_are_usage_errors(gnnpred, options, text):
@@ -35,3 +37,10 @@ def test_options_that_do_not_go_together_are_usage_errors(gnnpred, options, text
     assert outcome.code == 2, outcome
     assert outcome.is_one_error_line(), outcome
     assert text in outcome.err
+
+
+def test_communication_without_a_corpus_is_one_clear_line(gnnpred, tmp_path):
+    outcome = gnnpred("evaluate", "--communication", "--datasets", tmp_path, "--out", tmp_path / "out")
+    assert outcome.code == 1
+    assert "measurements.csv.gz: build them with" in outcome.err
+    assert not (tmp_path / "out").exists()
