@@ -29,7 +29,7 @@ from gnnpred.features import (
     encode,
     graph_structure,
 )
-from gnnpred.graph import OpGraph
+from gnnpred.graph import OpGraph, OpPhase
 from gnnpred.graph_summary import SUMMARY_FEATURE_NAMES, roofline_ms, summarise_graphs
 from gnnpred.intervals import KNOWN_DEVICE, UNSEEN_DEVICE, IntervalModel, interval_features, interval_models
 from gnnpred.job import JobSpec
@@ -352,11 +352,14 @@ class Checkpoint:
                     f"{text} {np.exp(value):.3g} is {side} the {np.exp(low):.3g} to {np.exp(high):.3g} that this "
                     "checkpoint has seen"
                 )
-        unseen = [i for i, op in enumerate(graph.ops) if op.kind not in self.card.known_kinds]
+        # what the passes add (gradients, casts, fills) belongs to the forward op that it serves, whose kind counts
+        owners = [op if op.forward_op_idx is None else graph.ops[op.forward_op_idx] for op in graph.ops]
+        known = {*self.card.known_kinds, "cast"}
+        unseen = [i for i, op in enumerate(owners) if op.phase is OpPhase.FORWARD and op.kind not in known]
         total = op_ms.sum()
         share = op_ms[unseen].sum() / total if unseen and total else 0.0
         if share > 0.02:
-            kinds = sorted({graph.ops[i].kind for i in unseen if op_ms[i] > 0})
+            kinds = sorted({owners[i].kind for i in unseen if op_ms[i] > 0})
             warnings.append(f"{share:.0%} of the time is in op kinds that no training run had: {', '.join(kinds[:5])}")
         if f"precision_{job.precision}" in self.card.global_ranges:
             low, high = self.card.global_ranges[f"precision_{job.precision}"]
