@@ -53,9 +53,9 @@ class CollectionStore:
             self._lock.execute("BEGIN EXCLUSIVE")  # freed by the system when this process ends, however it ends
         except (sqlite3.Error, OSError) as error:
             if "locked" in str(error):
-                raise GnnpredError(f"another collect is working in {folder}: wait for it or choose another --out") from (
-                    error
-                )
+                raise GnnpredError(
+                    f"another collect is working in {folder}: wait for it or choose another --out"
+                ) from (error)
             raise GnnpredError(f"cannot write to {folder}: {error}") from error
         with self._errors():
             self._db = sqlite3.connect(self._path, isolation_level=None)

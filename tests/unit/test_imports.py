@@ -22,7 +22,7 @@ LAYERS = (
     ("checkpoint",),
     ("prediction", "inference_correction", "predictor", "runs"),
     ("score", "calibration_runs", "model_sources", "export", "corpus"),
-    ("training",),
+    ("training", "collect"),
     ("cli",),
 )
 LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
