@@ -35,9 +35,7 @@ def collect(
         settings = load_recipe(find_recipe(recipe))
         budget_s = None if time_budget is None else seconds_of(time_budget)
         with progress_bar() as advance:
-            report = collect_rows(
-                settings, out, device=device or _default_device(), time_budget_s=budget_s, on_progress=advance
-            )
+            report = collect_rows(settings, out, device=device, time_budget_s=budget_s, on_progress=advance)
     if as_json:
         import json
 
@@ -58,12 +56,6 @@ def collect(
         typer.echo("! the time budget ended: the same command continues")
     own_device = f" --device-file {report.device_file}" if report.device_file else ""
     typer.echo(f"gnnpred score {report.runs_file}{own_device}")
-
-
-def _default_device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def seconds_of(text: str) -> float:

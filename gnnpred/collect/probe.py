@@ -18,10 +18,15 @@ _NUM_TRIES = 3
 _FLOPS_PER_CYCLE_AND_CORE = 32
 
 
-def probe(device: str) -> dict[str, Any]:
-    """The manifest of this process on ``device`` (cpu or cuda). Raises UsageError where there is no such device."""
+def probe(device: str | None) -> dict[str, Any]:
+    """The manifest of this process on ``device`` (cpu, cuda; None: cuda where there is a GPU).
+
+    Raises UsageError where there is no such device.
+    """
     import torch
 
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     manifest: dict[str, Any] = {
         "device": device,
         "torch": torch.__version__,

@@ -227,4 +227,4 @@ def _choice(text: str, choices: tuple[str, ...], name: str, where: str) -> str:
 
 def _nearest(text: str, choices: tuple[str, ...]) -> str:
     nearest = difflib.get_close_matches(text, choices, 1)
-    return f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return f"; did you mean {str(nearest[0])!r}?" if nearest else ""

@@ -77,17 +77,18 @@ def collect(
     recipe: Recipe,
     out: Path,
     *,
-    device: str,
+    device: str | None = None,
     time_budget_s: float | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
     worker_command: Sequence[str] = WORKER_COMMAND,
 ) -> CollectReport:
     """Measure what ``out`` lacks of ``recipe``; write its tables, whatever ends the work.
 
+    ``device`` is cpu or cuda; by default cuda where torch sees a GPU.
     ``worker_command`` answers tasks as :mod:`gnnpred.collect.worker` does. Raises UsageError for a folder of another
     recipe or device and a missing device, GnnpredError for an unknown model and a full disk.
     """
-    if device not in DEVICES:
+    if device is not None and device not in DEVICES:
         raise UsageError(f"unknown device {device!r}: choose one of {', '.join(DEVICES)}")
     deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
     with CollectionStore(out) as store, tempfile.TemporaryDirectory(prefix="gnnpred-collect-") as scratch:
@@ -98,7 +99,7 @@ def collect(
         except _BudgetSpentError:
             raise UsageError("the time budget ended before the machine was looked at: give more time") from None
         manifest = probed["manifest"]
-        store.bind(recipe, f"{device} ({manifest['gpu']})")
+        store.bind(recipe, f"{manifest['device']} ({manifest['gpu']})")
         if probed["cpu_device"]:
             write_device_file(probed["cpu_device"], out)
         try:
@@ -124,7 +125,7 @@ def collect(
     )
 
 
-def _probed(workers: "_Workers", device: str, models: list[str]) -> dict[str, Any]:
+def _probed(workers: "_Workers", device: str | None, models: list[str]) -> dict[str, Any]:
     reply = workers.run({"task": "probe", "device": device, "models": models}, limit_s=_PROBE_LIMIT_S)
     if reply["status"] != "ok":
         kind = UsageError if reply.get("exit_code") == UsageError.exit_code else GnnpredError

@@ -50,14 +50,14 @@ def _ok(result: dict[str, Any]) -> dict[str, Any]:
     return {"status": "ok", "reason": "", "result": result}
 
 
-def _probe(device: str, models: list[str]) -> dict[str, Any]:
+def _probe(device: str | None, models: list[str]) -> dict[str, Any]:
     from gnnpred.collect.probe import measured_cpu, probe
     from gnnpred.model_sources import check_source
 
     for model in models:
         check_source(model)
     manifest = probe(device)
-    return {"manifest": manifest, "cpu_device": measured_cpu() if device == "cpu" else None}
+    return {"manifest": manifest, "cpu_device": measured_cpu() if manifest["device"] == "cpu" else None}
 
 
 def _measured(task: dict[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def test_measured_rows_are_runs_that_score_can_read(tmp_path):
     assert [float(row["step_time_ms"]) for row in rows] == [10.0, 20.0]
     read = run_of_row(rows[1])
     assert (read.job.device.name, read.job.batch_size, read.measured_ms) == ("V100-SXM2-16GB", 2, 20.0)
-    assert not (read.job.host_copy or read.job.data_loader or read.notes)
+    assert (read.job.host_copy, read.job.data_loader, read.notes) == (False, False, ())
     assert (tmp_path / "out" / rows[0]["onnx"]).read_text() == "graph of x:good"
 
 
