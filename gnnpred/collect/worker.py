@@ -61,8 +61,6 @@ def _probe(device: str | None, models: list[str]) -> dict[str, Any]:
 
 
 def _measured(task: dict[str, Any]) -> dict[str, Any]:
-    import torch
-
     from gnnpred.collect.measure import measure
     from gnnpred.collect.probe import probe
     from gnnpred.collect.recipe import Configuration, MeasureSettings
@@ -76,7 +74,7 @@ def _measured(task: dict[str, Any]) -> dict[str, Any]:
         result = measure(configuration, MeasureSettings(**task["settings"]), device=task["device"])
     except GnnpredError as error:
         # building wraps every error of the model's constructor
-        status = "oom" if isinstance(error.__cause__, torch.OutOfMemoryError) else "error"
+        status = "oom" if is_out_of_memory(error.__cause__ or error) else "error"
         return {"status": status, "reason": str(error), "result": {}}
     except Exception as error:  # a model may raise anything; its row says what
         status = "oom" if is_out_of_memory(error) else "error"
