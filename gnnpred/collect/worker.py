@@ -1,10 +1,12 @@
 """A process that does one task for ``gnnpred collect`` and ends: ``python -m gnnpred.collect.worker REPLY``.
 
-The first line of standard input is the task as JSON; the answer goes to the file REPLY. Standard input stays open
-as long as the parent lives: when it closes, the parent was killed, and this process ends at once, so that it cannot
-disturb what a next ``collect`` measures.
+The first line of standard input is the task as JSON. The process imports what it needs, waits for a second line, does
+the task and writes the answer to the file REPLY. Standard input stays open as long as the parent lives: when it closes,
+the parent was killed, and this process ends at once, so that it cannot disturb what a next ``collect`` measures.
 """
 
+import contextlib
+import importlib
 import json
 import os
 import sys
@@ -15,11 +17,15 @@ from typing import Any
 from gnnpred.errors import GnnpredError
 
 _PARENT_GONE = 3
+_LIBRARIES = {"timm": "timm", "torchvision": "torchvision.models", "hf": "transformers"}
 
 
 def main() -> None:
     task = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    released = threading.Event()
+    threading.Thread(target=_listen, args=(released,), daemon=True).start()
+    prepare(task)
+    released.wait()
     reply = json.dumps(run_task(task))
     Path(sys.argv[1]).write_text(reply, encoding="utf-8")
     sys.stdout.flush()
@@ -27,9 +33,24 @@ def main() -> None:
     os._exit(0)  # libraries' clean-up may take seconds or crash; everything is written
 
 
-def _end_with_parent() -> None:
+def _listen(released: threading.Event) -> None:
+    sys.stdin.readline()
+    released.set()
     sys.stdin.read()
     os._exit(_PARENT_GONE)
+
+
+def prepare(task: dict[str, Any]) -> None:
+    """Import what the task needs, which takes seconds; the device is not touched."""
+    import gnnpred.collect.measure
+    import gnnpred.model_sources
+
+    library = _LIBRARIES.get(task["configuration"]["model"].split(":")[0]) if task["task"] == "measure" else None
+    if library is not None:
+        gnnpred.model_sources.declare_torchvision_ops()
+    for name in ("torch", *([library] if library else [])):
+        with contextlib.suppress(ImportError):  # the task itself says what is missing
+            importlib.import_module(name)
 
 
 def run_task(task: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,11 @@ def measured(task):
     behaviour = configuration["model"].split(":")[1]
     with open(os.environ["STAND_IN_LOG"], "a") as log:
         log.write(f"{configuration['model']} {configuration['batch_size']}\n")
+    began = time.monotonic()
     time.sleep(float(os.environ.get("STAND_IN_DELAY_S", "0")))
+    if "STAND_IN_BUSY" in os.environ:  # when the device was busy
+        with open(os.environ["STAND_IN_BUSY"], "a") as busy:
+            busy.write(f"{began} {time.monotonic()}\n")
     if behaviour == "hang":
         time.sleep(60)
     if behaviour == "crash":
@@ -39,9 +43,12 @@ def measured(task):
 
 def main():
     task = json.loads(sys.stdin.readline())
+    time.sleep(float(os.environ.get("STAND_IN_IMPORT_S", "0")))
+    assert sys.stdin.readline() == "go\n"
     if task["task"] == "probe":
         reply = {"status": "ok", "reason": "", "result": {"manifest": MANIFEST, "cpu_device": None}}
     elif task["task"] == "export":
+        time.sleep(float(os.environ.get("STAND_IN_EXPORT_S", "0")))
         Path(task["out"]).write_text(f"graph of {task['model']}")
         reply = {"status": "ok", "reason": "", "result": {}}
     else:

@@ -151,6 +151,20 @@ def test_a_full_disk_is_one_line_and_keeps_the_rows(tmp_path, monkeypatch):
     assert run(recipe, tmp_path / "out").num_measured_now == 39 - kept
 
 
+def test_overlapped_work_leaves_the_device_idle_less_than_35_per_cent_and_gives_the_same_rows(tmp_path, monkeypatch):
+    recipe = recipe_of("good", "other", "crash", batches=range(1, 5))
+    run(recipe, tmp_path / "plain")
+    busy = tmp_path / "busy"
+    for name, value in (("DELAY_S", 0.5), ("IMPORT_S", 0.4), ("EXPORT_S", 1.0), ("BUSY", busy)):
+        monkeypatch.setenv(f"STAND_IN_{name}", str(value))
+    run(recipe, tmp_path / "overlapped", overlapped=True)
+    spans = [tuple(map(float, line.split())) for line in busy.read_text().splitlines()]
+    assert len(spans) == 12
+    assert all(spans[i][1] <= spans[i + 1][0] for i in range(11)), "two measurements at once disturb each other"
+    assert 1 - sum(end - begin for begin, end in spans) / (spans[-1][1] - spans[0][0]) < 0.35
+    assert content(tmp_path / "overlapped") == content(tmp_path / "plain")
+
+
 PROGRAM = """
 import sys
 from pathlib import Path
