@@ -34,8 +34,12 @@ def collect(
 
         settings = load_recipe(find_recipe(recipe))
         budget_s = None if time_budget is None else seconds_of(time_budget)
-        with progress_bar() as advance:
-            report = collect_rows(settings, out, device=device, time_budget_s=budget_s, on_progress=advance)
+        try:
+            with progress_bar() as advance:
+                report = collect_rows(settings, out, device=device, time_budget_s=budget_s, on_progress=advance)
+        except KeyboardInterrupt:
+            typer.echo("interrupted: what is measured is kept, the same command continues", err=True)
+            raise typer.Exit(130) from None
     if as_json:
         import json
 

@@ -95,6 +95,16 @@ def test_wrong_options_are_one_line(cli, tmp_path, arguments, words):
     assert not (tmp_path / "out").exists()
 
 
+def test_an_interrupted_collection_says_how_it_goes_on(cli, tmp_path, monkeypatch):
+    def interrupted(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gnnpred.collect.runner.collect", interrupted)
+    outcome = cli("collect", "--recipe", "smoke", "--out", tmp_path / "out")
+    assert outcome.code == 130
+    assert "the same command continues" in outcome.err
+
+
 def test_an_out_that_is_a_file_is_one_line(cli, tmp_path):
     (tmp_path / "out").write_text("")
     outcome = cli("collect", "--recipe", "smoke", "--out", tmp_path / "out")
