@@ -1,6 +1,7 @@
 """collect through its arguments on this CPU, its rows scored and calibrated, and what is wrong with its input."""
 
 import csv
+from importlib.util import find_spec
 
 import pytest
 
@@ -10,6 +11,8 @@ from tests.helpers.physics_checkpoint import write_physics_checkpoint
 
 TINY_BERT = "hf:bert?num_hidden_layers=1&hidden_size=32&num_attention_heads=2&intermediate_size=64&vocab_size=100"
 MEASURE = "[measure]\nsteps = 4\nmax_warmup_steps = 10\nmax_warmup_s = 0.5\nmax_timed_s = 0.5\n"
+# found, not imported: workers import it
+needs_models = pytest.mark.skipif(find_spec("timm") is None, reason="needs the models extra")
 
 
 def recipe_file(tmp_path, text):
@@ -18,9 +21,9 @@ def recipe_file(tmp_path, text):
     return path
 
 
+@needs_models
 @pytest.mark.models
 def test_collected_rows_are_scored_and_calibrated_as_they_are(cli, tmp_path):
-    pytest.importorskip("timm")
     recipe = recipe_file(
         tmp_path,
         f'[[sweep]]\nmodels = ["{TINY_BERT}"]\nbatch_sizes = [2]\nseq_lens = [16]\nprecisions = ["fp32", "tf32"]\n'
@@ -50,6 +53,7 @@ def test_collected_rows_are_scored_and_calibrated_as_they_are(cli, tmp_path):
     assert "another recipe" in refused.err
 
 
+@needs_models
 @pytest.mark.models
 @pytest.mark.parametrize(
     ("model", "words"),
@@ -61,7 +65,6 @@ def test_collected_rows_are_scored_and_calibrated_as_they_are(cli, tmp_path):
     ],
 )
 def test_an_unknown_model_ends_before_anything_is_measured(cli, tmp_path, model, words):
-    pytest.importorskip("timm")
     recipe = recipe_file(tmp_path, f'[[sweep]]\nmodels = ["{model}"]\nbatch_sizes = [1]\n')
     outcome = cli("collect", "--recipe", recipe, "--out", tmp_path / "out", "--device", "cpu")
     assert outcome.code in (1, 2)
@@ -70,6 +73,7 @@ def test_an_unknown_model_ends_before_anything_is_measured(cli, tmp_path, model,
     assert not (tmp_path / "out" / "runs.csv").exists()
 
 
+@needs_models
 @pytest.mark.models
 def test_cuda_without_a_gpu_is_one_line(cli, tmp_path):
     torch = pytest.importorskip("torch")
