@@ -88,6 +88,24 @@ def build_model(
     return built
 
 
+def check_source(source: str) -> None:
+    """Raise what :func:`build_model` would for a name that does not exist; nothing is built."""
+    prefix, _separator, name = source.partition(":")
+    if prefix == "timm":
+        timm = _require("timm")
+        if not timm.is_model(name):
+            raise _unknown_name("timm", name, timm.list_models())
+    elif prefix == "torchvision":
+        _check_torchvision_name(_require("torchvision.models"), name)
+    elif prefix == "hf":
+        name, _separator, query = name.partition("?")
+        options = {key: _parsed_value(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+        options.pop("attn_implementation", None)
+        _transformers_config(_require("transformers"), name, options)
+    else:
+        _users_function(prefix, name)
+
+
 # ---------------------------------------------------------------------------------------- packages
 
 
@@ -215,19 +233,7 @@ def _build_torchvision(
     models = _require("torchvision.models")
     import torch
 
-    supported = [
-        known
-        for known in models.list_models()
-        if not known.startswith(("quantized_", "raft_"))
-        and models.get_model_builder(known).__module__.split(".")[2:3] != ["detection"]
-    ]
-    if name not in supported:
-        if name in models.list_models():
-            raise GnnpredError(
-                f"torchvision:{name} cannot be exported: detection, optical-flow and quantized models "
-                "run data-dependent code; export the backbone instead"
-            )
-        raise _unknown_name("torchvision", name, supported)
+    _check_torchvision_name(models, name)
     options: dict[str, Any] = {"weights": None, **model_options}
     if num_classes is not None:
         options["num_classes"] = num_classes
@@ -242,6 +248,22 @@ def _build_torchvision(
     module = _construct(lambda: models.get_model(name, **options), f"torchvision:{name}", device)
     frames = (_VIDEO_FRAMES,) if family == "video" else ()
     return BuiltModel(module, (torch.empty(batch_size, 3, *frames, *size, device=device),))
+
+
+def _check_torchvision_name(models: Any, name: str) -> None:
+    supported = [
+        known
+        for known in models.list_models()
+        if not known.startswith(("quantized_", "raft_"))
+        and models.get_model_builder(known).__module__.split(".")[2:3] != ["detection"]
+    ]
+    if name not in supported:
+        if name in models.list_models():
+            raise GnnpredError(
+                f"torchvision:{name} cannot be exported: detection, optical-flow and quantized models "
+                "run data-dependent code; export the backbone instead"
+            )
+        raise _unknown_name("torchvision", name, supported)
 
 
 def _torchvision_image_size(models: Any, name: str) -> tuple[int, int]:

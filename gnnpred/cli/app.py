@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from gnnpred.cli.calibrate import calibrate
+from gnnpred.cli.collect import collect
 from gnnpred.cli.collective import collective
 from gnnpred.cli.dataset import dataset_app
 from gnnpred.cli.devices import devices
@@ -29,6 +30,7 @@ app.command()(inspect)
 app.command()(collective)
 app.command()(devices)
 app.command()(export)
+app.command()(collect)
 app.add_typer(dataset_app, name="dataset")
 app.command()(train)
 app.command()(evaluate)

@@ -23,7 +23,7 @@ LAYERS = (
     ("prediction", "inference_correction", "predictor", "runs"),
     ("score", "calibration_runs", "model_sources", "export", "corpus"),
     ("communication_fit",),
-    ("training",),
+    ("training", "collect"),
     ("cli",),
 )
 LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}

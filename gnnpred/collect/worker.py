@@ -1,0 +1,126 @@
+"""A process that does one task for ``gnnpred collect`` and ends: ``python -m gnnpred.collect.worker REPLY``.
+
+The first line of standard input is the task as JSON. The process imports what it needs, waits for a second line, does
+the task and writes the answer to the file REPLY. Standard input stays open as long as the parent lives: when it closes,
+the parent was killed, and this process ends at once, so that it cannot disturb what a next ``collect`` measures.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from gnnpred.errors import GnnpredError
+
+_PARENT_GONE = 3
+_LIBRARIES = {"timm": "timm", "torchvision": "torchvision.models", "hf": "transformers"}
+
+
+def main() -> None:
+    task = json.loads(sys.stdin.readline())
+    released = threading.Event()
+    threading.Thread(target=_listen, args=(released,), daemon=True).start()
+    prepare(task)
+    released.wait()
+    reply = json.dumps(run_task(task))
+    Path(sys.argv[1]).write_text(reply, encoding="utf-8")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # libraries' clean-up may take seconds or crash; everything is written
+
+
+def _listen(released: threading.Event) -> None:
+    sys.stdin.readline()
+    released.set()
+    sys.stdin.read()
+    os._exit(_PARENT_GONE)
+
+
+def prepare(task: dict[str, Any]) -> None:
+    """Import what the task needs, which takes seconds; the device is not touched."""
+    import gnnpred.collect.measure
+    import gnnpred.model_sources
+
+    library = _LIBRARIES.get(task["configuration"]["model"].split(":")[0]) if task["task"] == "measure" else None
+    if library is not None:
+        gnnpred.model_sources.declare_torchvision_ops()
+    for name in ("torch", *([library] if library else [])):
+        with contextlib.suppress(ImportError):  # the task itself says what is missing
+            importlib.import_module(name)
+
+
+def run_task(task: dict[str, Any]) -> dict[str, Any]:
+    """``{"status", "reason", "result"}`` of a task; only what no one expects is raised."""
+    kind = task["task"]
+    try:
+        if kind == "probe":
+            return _ok(_probe(task["device"], task["models"]))
+        if kind == "measure":
+            return _measured(task)
+        assert kind == "export", kind
+        return _ok(_exported(task))
+    except GnnpredError as error:
+        return {"status": "error", "reason": str(error), "result": {}, "exit_code": error.exit_code}
+
+
+def _ok(result: dict[str, Any]) -> dict[str, Any]:
+    return {"status": "ok", "reason": "", "result": result}
+
+
+def _probe(device: str | None, models: list[str]) -> dict[str, Any]:
+    from gnnpred.collect.probe import measured_cpu, probe
+    from gnnpred.model_sources import check_source
+
+    for model in models:
+        check_source(model)
+    manifest = probe(device)
+    return {"manifest": manifest, "cpu_device": measured_cpu() if manifest["device"] == "cpu" else None}
+
+
+def _measured(task: dict[str, Any]) -> dict[str, Any]:
+    from gnnpred.collect.measure import measure
+    from gnnpred.collect.probe import probe
+    from gnnpred.collect.recipe import Configuration, MeasureSettings
+    from gnnpred.job import Phase, Precision
+
+    fields = task["configuration"]
+    configuration = Configuration(
+        **{**fields, "precision": Precision(fields["precision"]), "phase": Phase(fields["phase"])}
+    )
+    try:
+        result = measure(configuration, MeasureSettings(**task["settings"]), device=task["device"])
+    except GnnpredError as error:
+        # building wraps every error of the model's constructor
+        status = "oom" if is_out_of_memory(error.__cause__ or error) else "error"
+        return {"status": status, "reason": str(error), "result": {}}
+    except Exception as error:  # a model may raise anything; its row says what
+        status = "oom" if is_out_of_memory(error) else "error"
+        lines = str(error).strip().splitlines() or [""]
+        return {"status": status, "reason": f"{type(error).__name__}: {lines[0][:300]}", "result": {}}
+    reply = _ok({**result, "manifest": probe(task["device"])})
+    if isinstance(result["loss"], str):
+        reply |= {"status": "nan", "reason": f"the loss is {result['loss']}"}
+    return reply
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch ran out of GPU memory, or the CPU's allocator (a plain RuntimeError) or cuDNN and cuBLAS did."""
+    import torch
+
+    marks = ("not enough memory", "out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(mark in str(error) for mark in marks)
+
+
+def _exported(task: dict[str, Any]) -> dict[str, Any]:
+    from gnnpred.export import export_model
+
+    summary = export_model(task["model"], Path(task["out"]), image_size=task["image_size"], seq_len=task["seq_len"])
+    return {"notes": list(summary.notes)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Worker processes as ``gnnpred collect`` sees them: started, released, waited for, ended."""
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gnnpred.errors import GnnpredError
+
+WORKER_COMMAND = (sys.executable, "-m", "gnnpred.collect.worker")
+GO_LINE = b"go\n"
+_POLL_S = 0.05
+
+
+class BudgetSpentError(Exception):
+    """The time budget ended while a worker ran; what it did is not recorded."""
+
+
+class Worker:
+    """A process that imports what its task needs, waits for :meth:`release`, does the task and ends."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", task: dict[str, Any], answer: Path, log: Path) -> None:
+        self.task = task
+        self._process = process
+        self._answer = answer
+        self._log = log
+        self._ends: float | None = None
+        self._limit_s = 0.0
+
+    def release(self, *, limit_s: float) -> None:
+        """Let it do its task, in ``limit_s`` from now."""
+        self._limit_s = limit_s
+        self._ends = time.monotonic() + limit_s
+        self._send(GO_LINE)
+
+    def wait(self, *, deadline: float | None) -> dict[str, Any]:
+        """Its reply, or a status and reason in its place; raises BudgetSpentError at ``deadline``."""
+        assert self._ends is not None, "release first"
+        try:
+            while True:
+                try:
+                    code = self._process.wait(timeout=_POLL_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    raise BudgetSpentError
+                if now >= self._ends:
+                    return {"status": "timeout", "reason": f"not done after {self._limit_s:g} s", "result": {}}
+            try:
+                return json.loads(self._answer.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                return {"status": "crash", "reason": _crash_reason(code, self._log), "result": {}}
+        finally:
+            self.end()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def end(self) -> None:
+        """End it and what it started (compilers)."""
+        if hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        else:
+            self._process.kill()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._answer.unlink(missing_ok=True)
+        self._log.unlink(missing_ok=True)
+
+    def _send(self, line: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it crashed already: its exit code tells
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
+
+class Workers:
+    """Starts workers; ``scratch`` holds their replies, no task goes on beyond ``deadline`` (monotonic seconds)."""
+
+    def __init__(self, command: Sequence[str], scratch: Path, deadline: float | None) -> None:
+        self._command = tuple(command)
+        self._scratch = scratch
+        self._deadline = deadline
+        self._numbers = itertools.count()
+        self._started: list[Worker] = []
+
+    def start(self, task: dict[str, Any]) -> Worker:
+        """A worker that prepares for ``task`` and waits; raises BudgetSpentError after the deadline."""
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            raise BudgetSpentError
+        number = next(self._numbers)
+        answer, log = self._scratch / f"{number}.json", self._scratch / f"{number}.log"
+        try:
+            with log.open("wb") as sink:
+                process = subprocess.Popen(
+                    [*self._command, str(answer)], stdin=subprocess.PIPE, stdout=sink, stderr=sink,
+                    env=_worker_environment(),
+                    start_new_session=True,  # Ctrl-C reaches this process alone, which ends the worker in its own way
+                )  # fmt: skip
+        except OSError as error:
+            raise GnnpredError(f"cannot start a worker process: {error}") from error
+        worker = Worker(process, task, answer, log)
+        self._started = [other for other in self._started if not other.has_ended] + [worker]
+        worker._send(json.dumps(task).encode() + b"\n")
+        return worker
+
+    def wait(self, worker: Worker) -> dict[str, Any]:
+        """The reply of a released worker."""
+        return worker.wait(deadline=self._deadline)
+
+    def run(self, task: dict[str, Any], *, limit_s: float) -> dict[str, Any]:
+        """Start, release, wait."""
+        worker = self.start(task)
+        worker.release(limit_s=limit_s)
+        return self.wait(worker)
+
+    def end_all(self) -> None:
+        """End every worker that is still there."""
+        for worker in self._started:
+            worker.end()
+
+
+def _worker_environment() -> dict[str, str]:
+    """This process's environment; the package is found where it was imported from."""
+    root = str(Path(__file__).parent.parent.parent)
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _crash_reason(code: int, log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    last = f": {lines[-1].strip()[:300]}" if lines else ""
+    if code >= 0:
+        return f"the worker ended with exit code {code}{last}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = " (the system may have run out of memory)" if name == "SIGKILL" else ""
+    return f"the worker was ended by {name}{hint}{last}"

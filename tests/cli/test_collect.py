@@ -1,0 +1,127 @@
+"""collect through its arguments on this CPU, its rows scored and calibrated, and what is wrong with its input."""
+
+import csv
+from importlib.util import find_spec
+
+import pytest
+
+from gnnpred.cli.collect import seconds_of
+from gnnpred.errors import UsageError
+from tests.helpers.physics_checkpoint import write_physics_checkpoint
+
+TINY_BERT = "hf:bert?num_hidden_layers=1&hidden_size=32&num_attention_heads=2&intermediate_size=64&vocab_size=100"
+MEASURE = "[measure]\nsteps = 4\nmax_warmup_steps = 10\nmax_warmup_s = 0.5\nmax_timed_s = 0.5\n"
+# found, not imported: workers import it
+needs_models = pytest.mark.skipif(find_spec("timm") is None, reason="needs the models extra")
+
+
+def recipe_file(tmp_path, text):
+    path = tmp_path / "tiny.toml"
+    path.write_text(MEASURE + text)
+    return path
+
+
+@needs_models
+@pytest.mark.models
+def test_collected_rows_are_scored_and_calibrated_as_they_are(cli, tmp_path):
+    recipe = recipe_file(
+        tmp_path,
+        f'[[sweep]]\nmodels = ["{TINY_BERT}"]\nbatch_sizes = [2]\nseq_lens = [16]\nprecisions = ["fp32", "tf32"]\n'
+        '[[sweep]]\nmodels = ["torchvision:squeezenet1_1"]\nbatch_sizes = [1]\nimage_sizes = [32]\n',
+    )
+    out = tmp_path / "out"
+    outcome = cli("collect", "--recipe", recipe, "--out", out, "--device", "cpu", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["by_status"] == {"ok": 2, "unsupported": 1}
+    with (out / "failed.csv").open(newline="") as file:
+        assert [(row["precision"], row["status"]) for row in csv.DictReader(file)] == [("tf32", "unsupported")]
+
+    checkpoint = write_physics_checkpoint(tmp_path / "physics", devices=["V100-SXM2-16GB"])
+    options = ("--device-file", out / "device.toml", "--checkpoint", checkpoint, "--json")
+    scored = cli("score", out / "runs.csv", *options)
+    assert scored.code == 0, scored.err
+    assert (scored.json["overall"]["n"], scored.json["num_unscored"]) == (2, 0)
+    calibrated = cli("calibrate", out / "runs.csv", "--out", tmp_path / "calibrated", *options)
+    assert calibrated.code == 0, calibrated.err
+    assert calibrated.json["devices"][0]["num_runs"] == 2
+
+    again = cli("collect", "--recipe", recipe, "--out", out, "--device", "cpu", "--json")
+    assert again.json["num_measured_now"] == 0
+    recipe.write_text(recipe.read_text().replace("steps = 4", "steps = 5", 1))
+    refused = cli("collect", "--recipe", recipe, "--out", out, "--device", "cpu")
+    assert (refused.code, refused.is_one_error_line()) == (2, True)
+    assert "another recipe" in refused.err
+
+
+@needs_models
+@pytest.mark.models
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("timm:resnet5O", "nearest names: resnet50"),
+        ("torchvision:resnet-18", "nearest names: resnet18"),
+        ("hf:bret", "transformers has no model 'bret'"),
+        ("nowhere_to_be_found:model", "neither a known prefix nor a Python module"),
+    ],
+)
+def test_an_unknown_model_ends_before_anything_is_measured(cli, tmp_path, model, words):
+    recipe = recipe_file(tmp_path, f'[[sweep]]\nmodels = ["{model}"]\nbatch_sizes = [1]\n')
+    outcome = cli("collect", "--recipe", recipe, "--out", tmp_path / "out", "--device", "cpu")
+    assert outcome.code in (1, 2)
+    assert outcome.is_one_error_line()
+    assert words in outcome.err
+    assert not (tmp_path / "out" / "runs.csv").exists()
+
+
+@needs_models
+@pytest.mark.models
+def test_cuda_without_a_gpu_is_one_line(cli, tmp_path):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    outcome = cli("collect", "--recipe", "smoke", "--out", tmp_path / "out", "--device", "cuda")
+    assert (outcome.code, outcome.is_one_error_line()) == (2, True)
+    assert "torch sees no CUDA GPU" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--recipe", "smok"), "not found"),
+        (("--recipe", "smoke", "--time-budget", "12"), "--time-budget '12'"),
+        (("--recipe", "smoke", "--device", "tpu"), "unknown device 'tpu'"),
+    ],
+)
+def test_wrong_options_are_one_line(cli, tmp_path, arguments, words):
+    outcome = cli("collect", "--out", tmp_path / "out", *arguments)
+    assert (outcome.code, outcome.is_one_error_line()) == (2, True)
+    assert words in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_collection_says_how_it_goes_on(cli, tmp_path, monkeypatch):
+    def interrupted(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gnnpred.collect.runner.collect", interrupted)
+    outcome = cli("collect", "--recipe", "smoke", "--out", tmp_path / "out")
+    assert outcome.code == 130
+    assert "the same command continues" in outcome.err
+
+
+def test_an_out_that_is_a_file_is_one_line(cli, tmp_path):
+    (tmp_path / "out").write_text("")
+    outcome = cli("collect", "--recipe", "smoke", "--out", tmp_path / "out")
+    assert (outcome.code, outcome.is_one_error_line()) == (1, True)
+    assert "cannot write to" in outcome.err
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("12m", 720), ("1h30m", 5400), ("1.5h", 5400)])
+def test_time_budgets_are_read_with_their_unit(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "12", "0m", "m", "-5m", "5 apples"])
+def test_other_time_budgets_are_refused(text):
+    with pytest.raises(UsageError, match="write a time above 0"):
+        seconds_of(text)

@@ -1,0 +1,37 @@
+"""Models of a user's own, for tests: small, broken, greedy."""
+
+import torch
+
+
+def mlp(batch_size):
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)), torch.ones(
+        batch_size, 8
+    )
+
+
+def cnn(batch_size):
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()), (
+        torch.ones(batch_size, 3, 8, 8)
+    )
+
+
+def fixed_batch():
+    return torch.nn.Linear(8, 4), torch.ones(2, 8)
+
+
+class _NotANumber(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) / 0 * 0
+
+
+def not_a_number(batch_size):
+    return _NotANumber(8, 4), torch.ones(batch_size, 8)
+
+
+class _Greedy(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + torch.ones(1 << 50, device=x.device)[:4]
+
+
+def greedy(batch_size):
+    return _Greedy(8, 4), torch.ones(batch_size, 8)

@@ -1,0 +1,240 @@
+"""Running a recipe with a stand-in worker: what fails becomes a row, and no end of the program loses or doubles one."""
+
+import csv
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gnnpred.collect.recipe import Configuration, MeasureSettings, Recipe
+from gnnpred.collect.runner import collect, unsupported_reason
+from gnnpred.collect.store import STORE_FILE, CollectionStore
+from gnnpred.errors import GnnpredError, UsageError
+from gnnpred.job import Precision
+from gnnpred.runs import run_of_row
+
+ROOT = Path(__file__).resolve().parents[3]
+WORKER = (sys.executable, str(ROOT / "tests" / "helpers" / "stand_in_worker.py"))
+
+
+def recipe_of(*models: str, batches=(1,), precisions=("fp32",), time_limit_s=30.0) -> Recipe:
+    return Recipe(
+        name="stand-in",
+        configurations=tuple(
+            Configuration(model=f"x:{model}", batch_size=batch, precision=Precision(precision))
+            for model in models
+            for batch in batches
+            for precision in precisions
+        ),
+        measure=MeasureSettings(time_limit_s=time_limit_s),
+    )
+
+
+@pytest.fixture(autouse=True)
+def log(tmp_path, monkeypatch):
+    """Every measurement that a worker began, one a line."""
+    path = tmp_path / "worker.log"
+    path.touch()
+    monkeypatch.setenv("STAND_IN_LOG", str(path))
+    return path
+
+
+def run(recipe, out, **options):
+    return collect(recipe, out, device="cpu", worker_command=WORKER, **options)
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_measured_rows_are_runs_that_score_can_read(tmp_path):
+    report = run(recipe_of("good", batches=(1, 2)), tmp_path / "out")
+    rows = table(report.runs_file)
+    assert [float(row["step_time_ms"]) for row in rows] == [10.0, 20.0]
+    read = run_of_row(rows[1])
+    assert (read.job.device.name, read.job.batch_size, read.measured_ms) == ("V100-SXM2-16GB", 2, 20.0)
+    assert (read.job.host_copy, read.job.data_loader, read.notes) == (False, False, ())
+    assert (tmp_path / "out" / rows[0]["onnx"]).read_text() == "graph of x:good"
+
+
+def test_tf32_rows_say_that_matmul_uses_it(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    recipe = recipe_of("good", precisions=("fp32", "tf32"))
+    report = run(recipe, out)
+    assert report.by_status == {"ok": 1, "unsupported": 1}  # the stand-in says it is a CPU
+    from gnnpred.collect import table as tables
+
+    with CollectionStore(out) as store:
+        row = store.rows()[0]
+    cells = tables._run_cells(recipe.configurations[1], row, ("m.onnx", ""), recipe)
+    assert run_of_row({name: str(value) for name, value in cells.items()}).job.tf32_matmul
+
+
+def test_every_way_to_fail_becomes_a_row_with_its_reason(tmp_path):
+    report = run(recipe_of("hang", "crash", "exit", "oom", "nan", "error", "good", time_limit_s=1.0), tmp_path / "out")
+    found = {row["model"]: (row["status"], row["reason"]) for row in table(report.failed_file)}
+    assert found == {
+        "x:hang": ("timeout", "not done after 1 s"),
+        "x:crash": ("crash", "the worker was ended by SIGSEGV: something broke badly"),
+        "x:exit": ("crash", "the worker ended with exit code 7"),
+        "x:oom": ("oom", "it is oom"),
+        "x:nan": ("nan", "it is nan"),
+        "x:error": ("error", "it is error"),
+    }
+    assert [row["model"] for row in table(report.runs_file)] == ["x:good"]
+
+
+def test_a_finished_folder_measures_nothing_again(tmp_path, log):
+    recipe = recipe_of("good", "crash")
+    run(recipe, tmp_path / "out")
+    before = log.read_text()
+    report = run(recipe, tmp_path / "out")
+    assert log.read_text() == before
+    assert (report.num_measured_now, report.num_rows) == (0, 2)
+
+
+def test_a_folder_of_another_recipe_is_refused(tmp_path):
+    run(recipe_of("good"), tmp_path / "out")
+    with pytest.raises(UsageError, match="rows of another recipe"):
+        run(recipe_of("good", batches=(2,)), tmp_path / "out")
+
+
+def test_a_folder_of_another_device_is_refused(tmp_path, monkeypatch):
+    run(recipe_of("good"), tmp_path / "out")
+    monkeypatch.setenv("STAND_IN_GPU", "T4")
+    with pytest.raises(UsageError, match=r"rows of cpu \(V100\), this machine has cpu \(T4\)"):
+        run(recipe_of("good"), tmp_path / "out")
+
+
+def test_two_calls_do_not_share_a_folder(tmp_path):
+    with CollectionStore(tmp_path / "out"), pytest.raises(GnnpredError, match="another collect is working"):
+        run(recipe_of("good"), tmp_path / "out")
+
+
+def test_the_time_budget_stops_and_the_next_call_continues(tmp_path, monkeypatch, log):
+    monkeypatch.setenv("STAND_IN_DELAY_S", "0.4")
+    recipe = recipe_of("good", batches=range(1, 6))
+    first = run(recipe, tmp_path / "out", time_budget_s=1.5)
+    assert first.is_cut_off
+    assert 0 < first.num_rows < 5
+    assert len(table(first.runs_file)) == first.num_rows
+    monkeypatch.setenv("STAND_IN_DELAY_S", "0")
+    second = run(recipe, tmp_path / "out")
+    assert not second.is_cut_off
+    assert (second.num_rows, second.num_measured_now) == (5, 5 - first.num_rows)
+
+
+def test_a_full_disk_is_one_line_and_keeps_the_rows(tmp_path, monkeypatch):
+    recipe = recipe_of("good", batches=range(1, 40))
+    connect = sqlite3.connect
+
+    def with_little_space(path, **options):
+        connection = connect(path, **options)
+        if Path(path).name == STORE_FILE:
+            connection.execute("PRAGMA max_page_count = 12")
+        return connection
+
+    monkeypatch.setattr("gnnpred.collect.store.sqlite3.connect", with_little_space)
+    with pytest.raises(GnnpredError, match=r"collection.sqlite: the disk is full; all earlier rows are kept"):
+        run(recipe, tmp_path / "out")
+    monkeypatch.undo()
+    monkeypatch.setenv("STAND_IN_LOG", str(tmp_path / "worker.log"))
+    with CollectionStore(tmp_path / "out") as store:
+        kept = len(store.rows())
+    assert 0 < kept < 39
+    assert run(recipe, tmp_path / "out").num_measured_now == 39 - kept
+
+
+def test_overlapped_work_leaves_the_device_idle_less_than_35_per_cent_and_gives_the_same_rows(tmp_path, monkeypatch):
+    recipe = recipe_of("good", "other", "crash", batches=range(1, 5))
+    run(recipe, tmp_path / "plain")
+    busy = tmp_path / "busy"
+    for name, value in (("DELAY_S", 0.5), ("IMPORT_S", 0.4), ("EXPORT_S", 1.0), ("BUSY", busy)):
+        monkeypatch.setenv(f"STAND_IN_{name}", str(value))
+    run(recipe, tmp_path / "overlapped", overlapped=True)
+    spans = [tuple(map(float, line.split())) for line in busy.read_text().splitlines()]
+    assert len(spans) == 12
+    assert all(spans[i][1] <= spans[i + 1][0] for i in range(11)), "two measurements at once disturb each other"
+    assert 1 - sum(end - begin for begin, end in spans) / (spans[-1][1] - spans[0][0]) < 0.35
+    assert content(tmp_path / "overlapped") == content(tmp_path / "plain")
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from gnnpred.collect.runner import collect
+from tests.unit.collect.test_runner import WORKER, recipe_of
+collect(recipe_of("good", "crash", batches=range(1, 7)), Path(sys.argv[2]), device="cpu", worker_command=WORKER)
+"""
+
+
+def start(out, delay_s, log):
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(ROOT), str(out)],
+        env={"STAND_IN_DELAY_S": str(delay_s), "STAND_IN_LOG": str(log), "PATH": "/usr/bin:/bin"},
+        stderr=subprocess.PIPE,
+    )
+
+
+def content(out):
+    with CollectionStore(out) as store:
+        rows = sorted((row.config_id, row.status, row.reason) for row in store.rows())
+        return rows, store.graphs(), table(out / "runs.csv")
+
+
+def test_killed_five_times_at_random_and_resumed_equals_an_uninterrupted_run(tmp_path, log):
+    assert start(tmp_path / "whole", 0, log).wait(60) == 0
+    killed = tmp_path / "killed"
+    num_kills, seed = 0, random.Random(5)
+    for _ in range(5):
+        process = start(killed, 0.1, log)
+        before = log.stat().st_size
+        while process.poll() is None and log.stat().st_size == before:  # at work, not still importing
+            time.sleep(0.01)
+        time.sleep(seed.uniform(0, 0.35))
+        process.kill()
+        num_kills += process.wait() == -signal.SIGKILL
+        process.stderr.close()
+    assert num_kills == 5
+    assert start(killed, 0, log).wait(60) == 0
+    assert content(killed) == content(tmp_path / "whole")
+    assert len(content(killed)[0]) == 12
+
+
+def test_interrupting_ends_the_worker_and_leaves_the_tables(tmp_path, log):
+    process = start(tmp_path / "out", 0.3, log)
+    while log.read_text().count("\n") < 3:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) != 0
+    assert b"KeyboardInterrupt" in process.stderr.read()
+    process.stderr.close()
+    num_begun = log.read_text().count("\n")
+    time.sleep(0.5)
+    assert log.read_text().count("\n") == num_begun
+    rows, _, runs = content(tmp_path / "out")
+    assert len(rows) == len(runs) == 2
+    assert not list((tmp_path / "out").glob("**/*.partial*"))
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "words"),
+    [
+        (Precision.BF16, 7.0, "has no bf16 units"),
+        (Precision.MIXED_BF16, 7.5, "has no mixed-bf16 units"),
+        (Precision.TF32, 7.0, "has no tf32 units"),
+        (Precision.BF16, 8.0, ""),
+        (Precision.MIXED, 7.0, ""),
+    ],
+)
+def test_a_gpu_without_the_unit_is_told_before_anything_runs(precision, capability, words):
+    reason = unsupported_reason(precision, {"device": "cuda", "gpu": "T4", "compute_capability": capability})
+    assert words in reason
+    assert bool(reason) == bool(words)
