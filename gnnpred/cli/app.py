@@ -14,6 +14,7 @@ from gnnpred.cli.inspect import inspect
 from gnnpred.cli.predict import predict
 from gnnpred.cli.score import score
 from gnnpred.cli.train import train
+from gnnpred.cli.tune import tune
 
 app = typer.Typer(
     name="gnnpred",
@@ -32,6 +33,7 @@ app.command()(export)
 app.add_typer(dataset_app, name="dataset")
 app.command()(train)
 app.command()(evaluate)
+app.command()(tune)
 
 
 def _print_version(wanted: bool) -> None:

@@ -144,9 +144,7 @@ def load_encoded_corpus(
     )
 
 
-def corpus_rows(
-    datasets: Path, settings: "RecipeSettings"
-) -> tuple[list[MeasurementRow], tuple[OperatorRow, ...]]:
+def corpus_rows(datasets: Path, settings: "RecipeSettings") -> tuple[list[MeasurementRow], tuple[OperatorRow, ...]]:
     """The step rows and the single-kernel rows that a recipe reads, before anything is encoded."""
     rows = choose_rows(load_rows(datasets), settings.inference_rows, settings.training_rows)
     operator_rows = load_operator_rows(datasets / "operators.csv.gz")

@@ -11,6 +11,7 @@ from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.training.experiments import RecipeSettings
 
 _MAX_RECIPE_BYTES = 1 << 20
+_SHARES = ("tree_weight", "hide_specs", "dropout", "kind_dropout", "hidden_dropout")
 
 
 def trainers_folder() -> Path:
@@ -107,6 +108,8 @@ def _build(kind: type, content: dict[str, Any], *, where: str) -> Any:
             raise GnnpredError(f"{where}: {key} must be of type {expected.__name__}, got {value!r}")
         if not isinstance(value, bool) and value < 0:
             raise GnnpredError(f"{where}: {key} must not be negative, got {value!r}")
+        if key in _SHARES and value > 1:
+            raise GnnpredError(f"{where}: {key} must be at most 1, got {value!r}")
         values[key] = value
     settings = kind(**values)
     for name in ("seeds", "fold_seeds", "device_seeds", "epochs", "graphs_per_batch", "width"):
