@@ -32,7 +32,8 @@ def tune(
                      "trainers/search_space.toml]."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help="Where best.toml, trials.csv and plots go [runs/STUDY].")
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="Where best.toml, trials.csv and plots go [runs/STUDY]."),
     ] = None,
     test_seeds: Annotated[
         int,

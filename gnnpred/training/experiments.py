@@ -157,16 +157,19 @@ def corpus_rows(datasets: Path, settings: "RecipeSettings") -> tuple[list[Measur
 def choose_rows(rows: list[MeasurementRow], num_inference: int, num_training: int = 0) -> list[MeasurementRow]:
     """Rows marked for training, and a sample of inference rows, even over (device, precision, software, layout).
 
-    ``num_training`` above 0 takes a sample of the training rows as well, even over (family, device).
+    ``num_training`` above 0 takes a sample of the training rows as well, even over families.
     """
     # WaveGlow's graph lacks the log-determinants of its convolutions, whose host cost dominates small steps
     usable = [row for row in rows if row.used_for_training and row.graph_id and row.family != "waveglow"]
     chosen = [row for row in usable if row.phase != "inference"]
     if num_training:
-        by_group: dict[tuple, list[MeasurementRow]] = {}
+        families = sorted({row.family for row in chosen})
+        # a sample of fewer rows than families takes families at random, not the first of the alphabet
+        order = dict(zip(families, np.random.default_rng(0).permutation(len(families)), strict=True))
+        by_family: dict[tuple, list[MeasurementRow]] = {}
         for row in chosen:
-            by_group.setdefault((row.family, row.device), []).append(row)
-        chosen = _even_sample(by_group, num_training)
+            by_family.setdefault((order[row.family],), []).append(row)
+        chosen = _even_sample(by_family, num_training)
     groups: dict[tuple, list[MeasurementRow]] = {}
     for row in usable:
         if row.phase == "inference" and row.compiler != "tensorrt":
@@ -339,7 +342,7 @@ class RecipeSettings:
     tree_weight: float = 0.4  # share of the boosted trees in the geometric mean with the networks
     inference_weight: float = 0.3
     inference_rows: int = 3000
-    training_rows: int = 0  # sample of training rows, even over families and GPUs; 0 = all
+    training_rows: int = 0  # sample of training rows, even over families; 0 = all
     operator_rows: int = 0  # sample of single-kernel rows; 0 = all
 
     def seeds_of(self, track: str) -> int:

@@ -175,7 +175,7 @@ class Objective:
                 self.on_progress("folds of the running trial", step, self.num_steps)
                 try:
                     error_pct = self.error_pct(stage_settings(settings, stage), fold, rows_share=stage.rows)
-                except Diverged as error:
+                except DivergedError as error:
                     trial.set_user_attr("diverged", True)
                     raise optuna.TrialPruned from error
                 errors.append(error_pct)
@@ -190,7 +190,7 @@ class Objective:
     def error_pct(
         self, settings: RecipeSettings, fold: Fold, *, rows_share: float = 1.0, seeds: Sequence[int] | None = None
     ) -> float:
-        """MAPE of networks and trees together on the fold's test rows; raises Diverged."""
+        """MAPE of networks and trees together on the fold's test rows; raises DivergedError."""
         corpus = self.corpus
         epochs = settings.train.epochs
         weights = row_weights(corpus, settings)
@@ -199,7 +199,7 @@ class Objective:
         def on_epoch(epoch: int, loss: float) -> None:
             self.on_progress("epochs of the running network", epoch + 1, epochs)
             if not math.isfinite(loss):
-                raise Diverged
+                raise DivergedError
 
         trained = fold
         if rows_share < 1 and not settings.train.rows_per_epoch:  # an epoch is all rows: take fewer
@@ -215,7 +215,7 @@ class Objective:
         predicted_ms = blend(np.exp(np.mean(logs, axis=0)), self._trees(fold), settings.tree_weight)
         error_pct = summarise_errors(predicted_ms, corpus.target_ms[fold.test_idx]).mape_pct
         if not math.isfinite(error_pct):
-            raise Diverged
+            raise DivergedError
         return error_pct
 
     def _trees(self, fold: Fold) -> np.ndarray:
@@ -229,7 +229,7 @@ class Objective:
         return self._trees_ms[key]
 
 
-class Diverged(Exception):
+class DivergedError(Exception):
     """A network whose loss or predictions are no longer numbers."""
 
 
