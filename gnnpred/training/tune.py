@@ -306,7 +306,7 @@ class BestShare(optuna.pruners.BasePruner):
             return False
         ends_stage = (step + 1) % self._num_folds == 0
         limit = np.quantile(values, self._keep_share if ends_stage else HOPELESS_QUANTILE)
-        return trial.intermediate_values[step] > limit
+        return bool(trial.intermediate_values[step] > limit)
 
 
 def open_study(
@@ -507,7 +507,7 @@ def write_plots(study: optuna.Study, out: Path) -> tuple[list[Path], dict[str, s
     complete = [trial.value for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))]
     paths: list[Path] = []
     missing: dict[str, str] = {}
-    drawn: dict[str, Callable[[optuna.Study], Any]] = {
+    drawn: dict[str, Callable[..., Any]] = {
         "history": drawing.plot_optimization_history,
         "importances": drawing.plot_param_importances,
         "parallel": drawing.plot_parallel_coordinate,
@@ -518,7 +518,7 @@ def write_plots(study: optuna.Study, out: Path) -> tuple[list[Path], dict[str, s
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of layouts; the figure is there all the same
-            axes = draw(study)
+            axes = draw(study, target_name="importance for the error" if name == "importances" else "error %")
             figure = axes.figure
             figure.set_size_inches(12 if name == "parallel" else 8, 5)
             path = out / f"{name}.png"

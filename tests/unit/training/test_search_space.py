@@ -56,7 +56,7 @@ def test_the_shipped_spaces_hold_the_defaults_of_their_recipes(name):
         ('"train.graphs_per_batch" = { kind = "categorical", choices = [32, "64"] }', "type int, got '64'"),
         ('"seeds" = { kind = "int", low = 1, high = 4 }', "'seeds' cannot be searched"),
         ('train.learning_rate = { kind = "float", low = 1e-3, high = 1e-2 }', "dotted names in quotes"),
-        (RATE.replace("log", "logarithmic"), "unknown field 'logarithmic', did you mean 'log'"),
+        (RATE.replace("low =", "lowest ="), "unknown field 'lowest', did you mean 'low'"),
         ("", "needs the tables"),
     ],
 )

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch_geometric")
-optuna = pytest.importorskip("optuna")
+pytest.importorskip("optuna")
+
+import optuna
 
 from gnnpred.errors import UsageError
 from gnnpred.training import tune
@@ -99,11 +101,11 @@ def test_stages_take_shares_of_rows_and_epochs():
     assert tune.stage_settings(RECIPE, Stage(rows=0.3, epochs=0.5)).train.rows_per_epoch == 0  # all, of fewer rows
 
 
-def finished(*errors_pct: float) -> "optuna.Study":
+def finished(*errors_pct: float) -> optuna.Study:
     study = optuna.create_study(pruner=tune.BestShare(num_folds=2, keep_share=0.25, startup_trials=4))
     for error_pct in errors_pct:
         study.add_trial(
-            optuna.trial.create_trial(value=error_pct, intermediate_values={step: error_pct for step in range(4)})
+            optuna.trial.create_trial(value=error_pct, intermediate_values=dict.fromkeys(range(4), error_pct))
         )
     return study
 
