@@ -407,15 +407,15 @@ def _storage_errors(url: str) -> Iterator[None]:
     """Whatever a database says, as one line without its password."""
     try:
         yield
-    except sqlalchemy.exc.ArgumentError as error:
-        raise UsageError(
-            "--storage is not a database URL: write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
-        ) from error
     except (sqlalchemy.exc.NoSuchModuleError, ImportError) as error:
         if isinstance(error, ImportError) and "DB access module" not in str(error):
             raise
         raise UsageError(
             f"no driver for the storage {_shown(url)}: install one, such as psycopg2-binary or pymysql"
+        ) from error
+    except sqlalchemy.exc.ArgumentError as error:
+        raise UsageError(
+            "--storage is not a database URL: write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
         ) from error
     except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error

@@ -179,7 +179,7 @@ def free_port() -> int:
     [
         ("sqlite:////no/such/folder/study.db", 1, "unable to open database file"),
         ("study.db", 2, "not a database URL"),
-        ("nosuch://host/name", 2, "no driver for the storage nosuch://host/name"),
+        ("mssql+pymssql://me:secret@host/name", 2, "no driver for the storage mssql+pymssql://me:***@host/name"),
         ("nosuch://me:secret@host/name", 2, "no driver for the storage nosuch://me:***@host/name"),
     ],
 )
