@@ -410,9 +410,10 @@ def _storage_errors(url: str) -> Iterator[None]:
     except (sqlalchemy.exc.NoSuchModuleError, ImportError) as error:
         if isinstance(error, ImportError) and "DB access module" not in str(error):
             raise
-        raise UsageError(
-            f"no driver for the storage {_shown(url)}: install one, such as psycopg2-binary or pymysql"
-        ) from error
+        wanted = "a database that SQLAlchemy knows"
+        if isinstance(error, ImportError):
+            wanted = f"the Python package {sqlalchemy.make_url(url).get_driver_name()}"
+        raise UsageError(f"no driver for the storage {_shown(url)}: it needs {wanted}") from error
     except sqlalchemy.exc.ArgumentError as error:
         raise UsageError(
             "--storage is not a database URL: write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"

@@ -118,7 +118,11 @@ sys.exit(run(sys.argv[2:]))
 def test_a_killed_worker_loses_its_running_trial_alone_and_that_is_run_again(arguments, tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, str(script), "slow", *map(str, arguments), "--trials", "3"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as worker:
         assert worker.stdout.readline() == b"second trial\n", worker.stderr.read()
@@ -179,7 +183,11 @@ def free_port() -> int:
     [
         ("sqlite:////no/such/folder/study.db", 1, "unable to open database file"),
         ("study.db", 2, "not a database URL"),
-        ("mssql+pymssql://me:secret@host/name", 2, "no driver for the storage mssql+pymssql://me:***@host/name"),
+        (
+            "mssql+pymssql://me:secret@host/name",
+            2,
+            "mssql+pymssql://me:***@host/name: it needs the Python package pymssql",
+        ),
         ("nosuch://me:secret@host/name", 2, "no driver for the storage nosuch://me:***@host/name"),
     ],
 )
@@ -192,8 +200,8 @@ def test_a_storage_that_cannot_be_used_is_one_line(cli, arguments, storage, code
 
 
 def test_a_database_server_that_is_not_there_is_one_line(cli, arguments):
-    pytest.importorskip("psycopg2")
-    outcome = cli(*arguments[:-1], f"postgresql://me:secret@127.0.0.1:{free_port()}/name")
+    pytest.importorskip("psycopg")
+    outcome = cli(*arguments[:-1], f"postgresql+psycopg://me:secret@127.0.0.1:{free_port()}/name")
     assert outcome.code == 1, outcome
     assert outcome.is_one_error_line(), outcome
     assert "cannot be used" in outcome.err
