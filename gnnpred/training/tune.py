@@ -8,6 +8,7 @@ networks and trees together.
 
 import csv
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ HEARTBEAT_S = 30  # a worker signs its running trial this often
 GRACE_S = 120  # a trial unsigned for this long is given to another worker
 MAX_RETRIES = 3  # of one trial whose worker died
 CONNECT_TIMEOUT_S = 10
+NUM_OPENINGS = 5  # of a database whose tables another worker is making
 HOPELESS_QUANTILE = 0.75  # a trial among the worst quarter part-way through a stage is pruned at once
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 _TIMEOUT_ARGUMENT = {
@@ -335,15 +337,23 @@ def open_study(
 
 def open_storage(url: str) -> optuna.storages.BaseStorage:
     """A database with heartbeats: a trial whose worker died is found and run again."""
-    parsed = sqlalchemy.make_url(url)
-    timeout = _TIMEOUT_ARGUMENT.get(parsed.get_driver_name())
-    return optuna.storages.RDBStorage(
-        url,
-        engine_kwargs={"connect_args": dict([timeout]) if timeout else {}, "pool_pre_ping": True},
-        heartbeat_interval=HEARTBEAT_S,
-        grace_period=GRACE_S,
-        heartbeat_stale_trial_callback=retry,
-    )
+    timeout = _TIMEOUT_ARGUMENT.get(sqlalchemy.make_url(url).get_driver_name())
+    for attempt in range(NUM_OPENINGS):
+        try:
+            return optuna.storages.RDBStorage(
+                url,
+                engine_kwargs={"connect_args": dict([timeout]) if timeout else {}, "pool_pre_ping": True},
+                heartbeat_interval=HEARTBEAT_S,
+                grace_period=GRACE_S,
+                heartbeat_stale_trial_callback=retry,
+            )
+        except sqlalchemy.exc.DBAPIError as error:
+            # another worker makes the tables of a new database at this moment
+            is_race = any(words in str(error.orig).lower() for words in ("already exists", "duplicate", "unique"))
+            if not is_race or attempt == NUM_OPENINGS - 1:
+                raise
+            time.sleep(1)
+    raise AssertionError("unreachable")
 
 
 def retry(study: optuna.Study, trial: FrozenTrial) -> None:

@@ -3,6 +3,7 @@
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def server():
             pytest.fail("the server did not start")
         yield url
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGINT)  # ends open connections, where SIGTERM waits for them
         process.wait(30)
         shutil.rmtree(folder, ignore_errors=True)
 
