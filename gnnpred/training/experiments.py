@@ -31,6 +31,7 @@ from gnnpred.training.rows import encode_operator_rows, encode_rows
 
 logger = logging.getLogger(__name__)
 
+FEW_ROWS = 200  # encoded sooner than the processes that would encode them have started
 # The test GPUs of NeuSight (A100 80 GB PCIe, H100 SXM, L4), each with its twin in another form factor.
 NEUSIGHT_DEVICES = ("A100-PCIe-80GB", "A100-SXM4-80GB", "H100-PCIe-80GB", "H100-SXM5-80GB", "L4")
 
@@ -210,6 +211,10 @@ def _encode_parallel(
     datasets: Path, rows: list[MeasurementRow], blind: bool, num_workers: int, on_row: Callable[[int, int], None]
 ) -> list[GraphArrays]:
     """``encode_rows`` in several processes; rows of one graph stay together."""
+    if len(rows) <= FEW_ROWS:
+        encoded_here = encode_rows(rows, load_graphs(datasets).__getitem__, blind=blind)
+        on_row(len(rows), len(rows))
+        return encoded_here
     order = sorted(range(len(rows)), key=lambda i: rows[i].graph_id)
     num_chunks = max(1, min(40, len(rows) // 50))
     chunks = [order[len(order) * c // num_chunks : len(order) * (c + 1) // num_chunks] for c in range(num_chunks)]
