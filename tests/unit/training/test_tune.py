@@ -164,3 +164,23 @@ def test_a_trial_whose_worker_died_is_queued_again_but_not_for_ever():
         tune.retry(study, study.trials[trial.number])
     assert study.trials[-1].state is optuna.trial.TrialState.FAIL
     assert study.trials[-1].user_attrs["is_default"]
+
+
+def test_an_interrupted_trial_is_queued_again():
+    study = optuna.create_study()
+    study.enqueue_trial(SPACE.defaults(RECIPE))
+
+    class Interrupted:
+        folds = (1, 2)
+
+        def __call__(self, trial):
+            tune.suggest(trial, SPACE.parameters)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune.run_trials(study, Interrupted(), SPACE, 3, silent)
+    failed, queued = study.trials
+    assert failed.state is optuna.trial.TrialState.FAIL
+    assert queued.state is optuna.trial.TrialState.WAITING
+    trial = study.ask()
+    assert tune.suggest(trial, SPACE.parameters) == SPACE.defaults(RECIPE)
