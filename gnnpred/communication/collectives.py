@@ -13,7 +13,8 @@ the bandwidth; the bulk protocol pays ``bulk_latency_factor`` times that latency
 Across nodes the flat ring is bounded by the slower of link and network; a tree crosses the network
 ``2(N-1)/N`` times instead of ``2(n-1)/n`` (N nodes, n ranks) and takes ``log2 N`` network hops.
 
-Constants: ``constants.json``, written by :mod:`gnnpred.communication.fit` with sources, row counts and errors.
+Constants: ``constants.json``, written by :mod:`gnnpred.communication_fit.collectives` with sources, row counts and
+errors.
 """
 
 import json

@@ -7,7 +7,7 @@
 :mod:`~gnnpred.communication.pipeline`. Identical ranks are never simulated one by one: the work grows with the ops and
 the pipeline stages, not with the GPUs.
 
-Constants of a step are fitted from measured runs (:mod:`gnnpred.communication.fit_steps`):
+Constants of a step are fitted from measured runs (:mod:`gnnpred.communication_fit.steps`):
 
 * ``contention``: ops take (1 + contention) times as long while a collective overlaps them;
 * ``sync_base_ms + sync_ms_per_log2_gpu * log2(gpus)``: what a synchronous step loses beyond its

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from gnnpred.communication.fit_steps import step_pairs
-from gnnpred.communication.gradient_profile import profiles_of
-from gnnpred.communication.pairs import Pair
-from gnnpred.communication.sharded_fit import (
+from gnnpred.communication_fit.gradient_profile import profiles_of
+from gnnpred.communication_fit.pairs import Pair
+from gnnpred.communication_fit.sharded import (
     ShardedPairs,
     fit_sharded,
     match_sharded,
@@ -27,13 +26,14 @@ from gnnpred.communication.sharded_fit import (
     step_ms,
     without_overhead,
 )
-from gnnpred.communication.step_fit import (
+from gnnpred.communication_fit.step_model import (
     fit_constants,
     held_out_constants,
     pair_arrays,
     pair_weights,
     predict_held_out,
 )
+from gnnpred.communication_fit.steps import step_pairs
 from gnnpred.corpus.store import MeasurementRow, load_graphs, load_multi_gpu_rows, load_rows
 from gnnpred.errors import GnnpredError
 from gnnpred.files import replaced_when_done

@@ -22,6 +22,7 @@ LAYERS = (
     ("checkpoint",),
     ("prediction", "inference_correction", "predictor", "runs"),
     ("score", "calibration_runs", "model_sources", "export", "corpus"),
+    ("communication_fit",),
     ("training",),
     ("cli",),
 )

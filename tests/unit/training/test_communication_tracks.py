@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gnnpred.communication.gradient_profile import NUM_SEGMENTS, GradientProfile
-from gnnpred.communication.pairs import make_pairs, match_rows
+from gnnpred.communication_fit.gradient_profile import NUM_SEGMENTS, GradientProfile
+from gnnpred.communication_fit.pairs import make_pairs, match_rows
 from gnnpred.errors import GnnpredError
 from gnnpred.job import Phase, Precision
 from gnnpred.training.communication_tracks import (

@@ -1,13 +1,13 @@
 """Fit the constants of a step on several GPUs from the measured runs of the corpus.
 
-    python -m gnnpred.communication.fit_steps --datasets datasets --out gnnpred/communication/constants.json
+    python -m gnnpred.communication_fit.steps --datasets datasets --out gnnpred/communication/constants.json
 
 Reads ``multi_gpu.csv.gz``, ``measurements.csv.gz`` and the graphs of ``datasets/``; no network is involved. Three
 parts of the section ``steps`` of constants.json are written, each with provenance and held-out errors:
 
-* ``ddp``: runs on several GPUs beside the run on one (:mod:`gnnpred.communication.pairs`), constants and factors per
-  software family (:mod:`gnnpred.communication.step_fit`), a model family held out at a time;
-* ``fsdp``: runs on many GPUs beside those on few (:mod:`gnnpred.communication.sharded_fit`), a model size held out;
+* ``ddp``: runs on several GPUs beside the run on one (:mod:`gnnpred.communication_fit.pairs`), constants and factors
+  per software family (:mod:`gnnpred.communication_fit.step_model`), a model family held out at a time;
+* ``fsdp``: runs on many GPUs beside those on few (:mod:`gnnpred.communication_fit.sharded`), a model size held out;
 * ``dp``: nn.DataParallel, a source held out.
 """
 
@@ -24,10 +24,11 @@ from pathlib import Path
 import numpy as np
 
 from gnnpred.communication.fabrics import ClusterFabric
-from gnnpred.communication.fit import pattern_search
-from gnnpred.communication.gradient_profile import profiles_of
-from gnnpred.communication.pairs import Pair, fabric_of, is_irregular, make_pairs, match_rows, thin
-from gnnpred.communication.sharded_fit import (
+from gnnpred.communication.timeline import DataParallelConstants, data_parallel_communication_ms
+from gnnpred.communication_fit.collectives import pattern_search
+from gnnpred.communication_fit.gradient_profile import profiles_of
+from gnnpred.communication_fit.pairs import Pair, fabric_of, is_irregular, make_pairs, match_rows, thin
+from gnnpred.communication_fit.sharded import (
     fit_sharded,
     held_out_by_size,
     match_sharded,
@@ -35,7 +36,7 @@ from gnnpred.communication.sharded_fit import (
     sharded_rows,
     without_overhead,
 )
-from gnnpred.communication.step_fit import (
+from gnnpred.communication_fit.step_model import (
     fit_constants,
     held_out_constants,
     pair_arrays,
@@ -43,7 +44,6 @@ from gnnpred.communication.step_fit import (
     predict_held_out,
     predict_ms,
 )
-from gnnpred.communication.timeline import DataParallelConstants, data_parallel_communication_ms
 from gnnpred.corpus.store import MeasurementRow, load_graphs, load_multi_gpu_rows, load_rows
 from gnnpred.job import Phase, Precision
 
@@ -169,7 +169,7 @@ class DataParallelRow:
 
 def read_data_parallel_rows(datasets: Path) -> list[DataParallelRow]:
     """The ryu family: torchvision models, forward and backward, nn.DataParallel on 2 to 4 GPUs."""
-    with (files("gnnpred.communication") / "fit_data_parallel_models.csv").open(encoding="utf-8", newline="") as file:
+    with (files("gnnpred.communication_fit") / "data_parallel_models.csv").open(encoding="utf-8", newline="") as file:
         models = {row["model"]: row for row in csv.DictReader(file)}
 
     def usable(row: MeasurementRow) -> bool:

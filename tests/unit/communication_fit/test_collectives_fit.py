@@ -6,10 +6,10 @@ import gzip
 import numpy as np
 import pytest
 
-from gnnpred.communication import fit
 from gnnpred.communication.collectives import CollectiveModel, LinkConstants, all_reduce_us
 from gnnpred.communication.fabrics import resolve_fabric
-from gnnpred.communication.fit import Row, error_pct, fit_links, predict_us, read_rows
+from gnnpred.communication_fit import collectives as fit
+from gnnpred.communication_fit.collectives import Row, error_pct, fit_links, predict_us, read_rows
 from gnnpred.hardware import find_device
 
 TRUE = LinkConstants(

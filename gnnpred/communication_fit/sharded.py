@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gnnpred.communication.collectives import collective_ms
-from gnnpred.communication.fit import pattern_search
-from gnnpred.communication.gradient_profile import GradientProfile
-from gnnpred.communication.pairs import fabric_of
 from gnnpred.communication.step_work import local_part
+from gnnpred.communication_fit.collectives import pattern_search
+from gnnpred.communication_fit.gradient_profile import GradientProfile
+from gnnpred.communication_fit.pairs import fabric_of
 from gnnpred.corpus.store import MeasurementRow
 from gnnpred.hardware import find_device
 from gnnpred.job import Precision

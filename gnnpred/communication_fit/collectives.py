@@ -1,7 +1,7 @@
 """Fit what collectives take from measured NCCL timings: alpha-beta constants, then a small correction.
 
-    python -m gnnpred.communication.fit --shared ../shared/data --out gnnpred/communication/constants.json
-    python -m gnnpred.communication.fit --shared ../shared/data --score
+    python -m gnnpred.communication_fit.collectives --shared ../shared/data --out gnnpred/communication/constants.json
+    python -m gnnpred.communication_fit.collectives --shared ../shared/data --score
 
 Reads ``collectives.csv.gz`` and ``operators/collectives.csv.gz`` (see their README for sources and pitfalls) and
 drops degraded set-ups. Physics first: constants per family of links, then per link, pulled towards the family's,
@@ -10,7 +10,7 @@ regression, reweighted towards absolute errors. ``--score`` repeats all of it wi
 number of ranks, at a time and prints the errors on what was left out.
 
 The step-level constants (overlap, contention, per-step overhead) are fitted by
-:mod:`gnnpred.communication.fit_steps`; this script leaves that section of the file untouched.
+:mod:`gnnpred.communication_fit.steps`; this script leaves that section of the file untouched.
 """
 
 import argparse

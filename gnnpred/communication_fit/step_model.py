@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gnnpred.communication.collectives import all_reduce_ms
-from gnnpred.communication.gradient_profile import NUM_SEGMENTS
-from gnnpred.communication.pairs import Pair
 from gnnpred.communication.timeline import StepConstants, fill_buckets, local_part
+from gnnpred.communication_fit.gradient_profile import NUM_SEGMENTS
+from gnnpred.communication_fit.pairs import Pair
 
 GROUPS = ("torch-ddp", "horovod", "tf-replicated", "mxnet", "oneflow", "paddle", "mindspore")
 FACTORS = ("contention", "sync", "link", "network")

@@ -5,11 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gnnpred.communication import step_fit
-from gnnpred.communication.fit import pattern_search
-from gnnpred.communication.gradient_profile import NUM_SEGMENTS, GradientProfile
-from gnnpred.communication.pairs import fabric_of, is_usable, make_pairs, match_rows, thin
-from gnnpred.communication.sharded_fit import (
+from gnnpred.communication.step_work import StepConstants, scaled_constants
+from gnnpred.communication.timeline import bucket_time_ms, fill_buckets, overlap, step_constants
+from gnnpred.communication_fit import step_model
+from gnnpred.communication_fit.collectives import pattern_search
+from gnnpred.communication_fit.gradient_profile import NUM_SEGMENTS, GradientProfile
+from gnnpred.communication_fit.pairs import fabric_of, is_usable, make_pairs, match_rows, thin
+from gnnpred.communication_fit.sharded import (
     compute_of,
     match_sharded,
     predict_sharded,
@@ -17,9 +19,7 @@ from gnnpred.communication.sharded_fit import (
     step_ms,
     without_overhead,
 )
-from gnnpred.communication.step_fit import START, LearnedConstants, pair_arrays, predict_ms
-from gnnpred.communication.step_work import StepConstants, scaled_constants
-from gnnpred.communication.timeline import bucket_time_ms, fill_buckets, overlap, step_constants
+from gnnpred.communication_fit.step_model import START, LearnedConstants, pair_arrays, predict_ms
 from gnnpred.corpus.store import MeasurementRow
 from gnnpred.job import ActivationRule, Phase, Precision
 
@@ -74,8 +74,8 @@ def test_grids_of_a_simulator_are_thinned_to_one_batch_per_doubling():
 
 @pytest.mark.parametrize("framework", ["pytorch", "mxnet"])
 def test_the_vectorised_walk_equals_the_timeline(framework, monkeypatch):
-    monkeypatch.setattr(step_fit, "_BLOCK", 1)  # one segment at a time, as the timeline walks
-    monkeypatch.setattr(step_fit, "_STEPS", NUM_SEGMENTS)
+    monkeypatch.setattr(step_model, "_BLOCK", 1)  # one segment at a time, as the timeline walks
+    monkeypatch.setattr(step_model, "_STEPS", NUM_SEGMENTS)
     multi = [
         _many(8, 370.0, framework=framework),
         _many(32, 400.0, framework=framework, nodes=4, ),

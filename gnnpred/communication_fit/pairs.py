@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gnnpred.communication.fabrics import ClusterFabric, resolve_fabric
-from gnnpred.communication.gradient_profile import GradientProfile
+from gnnpred.communication_fit.gradient_profile import GradientProfile
 from gnnpred.corpus.store import MeasurementRow
 from gnnpred.errors import GnnpredError
 from gnnpred.hardware import find_device
