@@ -15,6 +15,7 @@ from gnnpred.cli.inspect import inspect
 from gnnpred.cli.predict import predict
 from gnnpred.cli.score import score
 from gnnpred.cli.train import train
+from gnnpred.cli.tune import tune
 
 app = typer.Typer(
     name="gnnpred",
@@ -34,6 +35,7 @@ app.command()(collect)
 app.add_typer(dataset_app, name="dataset")
 app.command()(train)
 app.command()(evaluate)
+app.command()(tune)
 
 
 def _print_version(wanted: bool) -> None:

@@ -31,6 +31,7 @@ from gnnpred.training.rows import encode_operator_rows, encode_rows
 
 logger = logging.getLogger(__name__)
 
+FEW_ROWS = 200  # encoded sooner than the processes that would encode them have started
 # The test GPUs of NeuSight (A100 80 GB PCIe, H100 SXM, L4), each with its twin in another form factor.
 NEUSIGHT_DEVICES = ("A100-PCIe-80GB", "A100-SXM4-80GB", "H100-PCIe-80GB", "H100-SXM5-80GB", "L4")
 
@@ -85,8 +86,7 @@ def load_corpus(
     Training rows are those that the corpus marks for training; of the inference rows a sample spread over
     devices, precisions and software joins them. ``on_row`` is told how many rows are encoded.
     """
-    rows = choose_rows(load_rows(datasets), settings.inference_rows)
-    operator_rows = tuple(load_operator_rows(datasets / "operators.csv.gz"))
+    rows, operator_rows = corpus_rows(datasets, settings)
     digest = encoding_digest(datasets, rows)
     flats: dict[str, FlatRows] = {}
     for name in ("aware", "blind") if with_blind else ("aware",):
@@ -97,7 +97,8 @@ def load_corpus(
         flats[name] = FlatRows.from_arrays(_encode_parallel(datasets, rows, name == "blind", num_workers, on_row))
         if path:
             flats[name].save(path)
-    path = cache / f"operators-{digest}.npz" if cache else None
+    sample = f"-{settings.operator_rows}" if settings.operator_rows else ""
+    path = cache / f"operators-{digest}{sample}.npz" if cache else None
     if path and path.exists():
         with np.load(path, allow_pickle=False) as stored:
             timed = stored["timed"]
@@ -144,24 +145,50 @@ def load_encoded_corpus(
     )
 
 
-def choose_rows(rows: list[MeasurementRow], num_inference: int) -> list[MeasurementRow]:
-    """Rows marked for training, and a sample of inference rows, even over (device, precision, software, layout)."""
+def corpus_rows(datasets: Path, settings: "RecipeSettings") -> tuple[list[MeasurementRow], tuple[OperatorRow, ...]]:
+    """The step rows and the single-kernel rows that a recipe reads, before anything is encoded."""
+    rows = choose_rows(load_rows(datasets), settings.inference_rows, settings.training_rows)
+    operator_rows = load_operator_rows(datasets / "operators.csv.gz")
+    if 0 < settings.operator_rows < len(operator_rows):
+        picked = np.random.default_rng(0).choice(len(operator_rows), settings.operator_rows, replace=False)
+        operator_rows = [operator_rows[i] for i in sorted(picked)]
+    return rows, tuple(operator_rows)
+
+
+def choose_rows(rows: list[MeasurementRow], num_inference: int, num_training: int = 0) -> list[MeasurementRow]:
+    """Rows marked for training, and a sample of inference rows, even over (device, precision, software, layout).
+
+    ``num_training`` above 0 takes a sample of the training rows as well, even over families.
+    """
     # WaveGlow's graph lacks the log-determinants of its convolutions, whose host cost dominates small steps
     usable = [row for row in rows if row.used_for_training and row.graph_id and row.family != "waveglow"]
     chosen = [row for row in usable if row.phase != "inference"]
+    if num_training:
+        families = sorted({row.family for row in chosen})
+        # a sample of fewer rows than families takes families at random, not the first of the alphabet
+        order = dict(zip(families, np.random.default_rng(0).permutation(len(families)), strict=True))
+        by_family: dict[tuple, list[MeasurementRow]] = {}
+        for row in chosen:
+            by_family.setdefault((order[row.family],), []).append(row)
+        chosen = _even_sample(by_family, num_training)
     groups: dict[tuple, list[MeasurementRow]] = {}
     for row in usable:
         if row.phase == "inference" and row.compiler != "tensorrt":
             key = (row.device, row.precision, row.framework_version, row.memory_format, row.compiler)
             groups.setdefault(key, []).append(row)
+    return chosen + _even_sample(groups, num_inference)
+
+
+def _even_sample(groups: dict[tuple, list[MeasurementRow]], num_rows: int) -> list[MeasurementRow]:
+    """One row of every group after another, at random within a group, until there are enough."""
     rng = np.random.default_rng(0)
     shuffled = [[group[i] for i in rng.permutation(len(group))] for _, group in sorted(groups.items())]
     sample: list[MeasurementRow] = []
     for depth in range(max(map(len, shuffled), default=0)):
         sample += [group[depth] for group in shuffled if depth < len(group)]
-        if len(sample) >= num_inference:
+        if len(sample) >= num_rows:
             break
-    return chosen + sample[:num_inference]
+    return sample[:num_rows]
 
 
 def encoding_digest(datasets: Path, rows: list[MeasurementRow]) -> str:
@@ -184,6 +211,10 @@ def _encode_parallel(
     datasets: Path, rows: list[MeasurementRow], blind: bool, num_workers: int, on_row: Callable[[int, int], None]
 ) -> list[GraphArrays]:
     """``encode_rows`` in several processes; rows of one graph stay together."""
+    if len(rows) <= FEW_ROWS:
+        encoded_here = encode_rows(rows, load_graphs(datasets).__getitem__, blind=blind)
+        on_row(len(rows), len(rows))
+        return encoded_here
     order = sorted(range(len(rows)), key=lambda i: rows[i].graph_id)
     num_chunks = max(1, min(40, len(rows) // 50))
     chunks = [order[len(order) * c // num_chunks : len(order) * (c + 1) // num_chunks] for c in range(num_chunks)]
@@ -316,6 +347,8 @@ class RecipeSettings:
     tree_weight: float = 0.4  # share of the boosted trees in the geometric mean with the networks
     inference_weight: float = 0.3
     inference_rows: int = 3000
+    training_rows: int = 0  # sample of training rows, even over families; 0 = all
+    operator_rows: int = 0  # sample of single-kernel rows; 0 = all
 
     def seeds_of(self, track: str) -> int:
         """Networks per fold of a track."""
@@ -362,21 +395,36 @@ def _train_one(fold: Fold, seed: int) -> None:
     import torch
 
     torch.set_num_threads(1)
-    corpus: Corpus = _SHARED["corpus"]
-    settings: RecipeSettings = _SHARED["settings"]
-    kept = np.flatnonzero(~np.isin(corpus.operator_devices, fold.hidden_devices))
-    model = train_model(
+    model = fit_fold(
+        _SHARED["corpus"], fold, _SHARED["settings"], seed, weights=_SHARED["weights"],
+        partner_idx=_SHARED["partner_idx"],
+    )  # fmt: skip
+    save_weights(model, _SHARED["folder"] / fold.file_name(seed))
+
+
+def fit_fold(
+    corpus: Corpus,
+    fold: Fold,
+    settings: RecipeSettings,
+    seed: int,
+    *,
+    weights: np.ndarray,
+    partner_idx: np.ndarray,
+    on_epoch: Callable[[int, float], None] | None = None,
+) -> StepTimeGNN:
+    """Train one network on what a fold may see; ``weights`` and ``partner_idx`` have one value per corpus row."""
+    return train_model(
         corpus.blind if fold.is_blind else corpus.aware,
         corpus.target_ms,
         fold.train_idx,
-        _SHARED["weights"],
+        weights,
         settings.train,
         seed=seed,
-        partner_idx=None if fold.is_blind else _SHARED["partner_idx"],
+        partner_idx=None if fold.is_blind else partner_idx,
         operators=corpus.operators,
-        operator_idx=kept,
+        operator_idx=np.flatnonzero(~np.isin(corpus.operator_devices, fold.hidden_devices)),
+        on_epoch=on_epoch,
     )
-    save_weights(model, _SHARED["folder"] / fold.file_name(seed))
 
 
 def save_weights(model: StepTimeGNN, path: Path) -> None:

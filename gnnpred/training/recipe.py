@@ -2,6 +2,7 @@
 
 import difflib
 import tomllib
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -10,6 +11,7 @@ from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.training.experiments import RecipeSettings
 
 _MAX_RECIPE_BYTES = 1 << 20
+_SHARES = ("tree_weight", "hide_specs", "dropout", "kind_dropout", "hidden_dropout")
 
 
 def trainers_folder() -> Path:
@@ -17,26 +19,72 @@ def trainers_folder() -> Path:
     return Path(__file__).parent.parent.parent / "trainers"
 
 
+def shipped_recipes() -> list[Path]:
+    """All recipe files of :func:`trainers_folder`; search spaces lie beside them."""
+    return [path for path in trainers_folder().glob("*.toml") if not path.stem.endswith("search_space")]
+
+
 def find_recipe(name_or_path: str) -> Path:
     """A recipe by shipped name or by path; raises UsageError naming what there is."""
     for path in (Path(name_or_path), trainers_folder() / f"{name_or_path}.toml"):
         if path.is_file():
             return path
-    names = ", ".join(sorted(p.stem for p in trainers_folder().glob("*.toml") if p.stem != "search_space")) or "none"
+    names = ", ".join(sorted(path.stem for path in shipped_recipes())) or "none"
     raise UsageError(f"recipe {name_or_path!r} not found: give a TOML file or a shipped name ({names})")
 
 
 def load_recipe(path: Path) -> RecipeSettings:
     """Read and check a recipe; a wrong field is named with the nearest right one."""
+    return _build(RecipeSettings, read_toml(path, "recipe"), where=str(path))
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The content of a small TOML file; ``what`` names its kind in the error."""
     try:
         if path.stat().st_size > _MAX_RECIPE_BYTES:
-            raise GnnpredError(f"recipe {path} is larger than 1 MiB")
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+            raise GnnpredError(f"{what} {path} is larger than 1 MiB")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise GnnpredError(f"cannot read recipe {path}: {error.strerror}") from error
+        raise GnnpredError(f"cannot read {what} {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise GnnpredError(f"recipe {path} is not valid TOML: {error}") from error
-    return _build(RecipeSettings, content, where=str(path))
+        raise GnnpredError(f"{what} {path} is not valid TOML: {error}") from error
+
+
+def values_of(settings: RecipeSettings) -> dict[str, int | float | bool]:
+    """Every field by its dotted name, such as ``train.model.width``."""
+    return _flat(settings, "")
+
+
+def _flat(settings: Any, prefix: str) -> dict[str, int | float | bool]:
+    values: dict[str, int | float | bool] = {}
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        values |= _flat(value, f"{prefix}{field.name}.") if is_dataclass(value) else {prefix + field.name: value}
+    return values
+
+
+def with_values(settings: RecipeSettings, values: Mapping[str, Any], *, where: str) -> RecipeSettings:
+    """The recipe with some fields changed, by dotted name; checked as a recipe file is."""
+    content: dict[str, Any] = {}
+    for name, value in (values_of(settings) | dict(values)).items():
+        *tables, key = name.split(".")
+        table = content
+        for part in tables:
+            table = table.setdefault(part, {})
+        table[key] = value
+    return _build(RecipeSettings, content, where=where)
+
+
+def recipe_text(settings: RecipeSettings, *, comment: str) -> str:
+    """A recipe file with every field; :func:`load_recipe` gives equal settings back."""
+    tables: dict[str, list[str]] = {}
+    for name, value in values_of(settings).items():
+        table, _, key = name.rpartition(".")
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+        tables.setdefault(table, []).append(f"{key} = {text}")
+    parts = ["\n".join(f"# {line}" for line in comment.splitlines())]
+    parts += ["\n".join([f"[{table}]"] * bool(table) + lines) for table, lines in sorted(tables.items())]
+    return "\n\n".join(parts) + "\n"
 
 
 def _build(kind: type, content: dict[str, Any], *, where: str) -> Any:
@@ -60,6 +108,8 @@ def _build(kind: type, content: dict[str, Any], *, where: str) -> Any:
             raise GnnpredError(f"{where}: {key} must be of type {expected.__name__}, got {value!r}")
         if not isinstance(value, bool) and value < 0:
             raise GnnpredError(f"{where}: {key} must not be negative, got {value!r}")
+        if key in _SHARES and value > 1:
+            raise GnnpredError(f"{where}: {key} must be at most 1, got {value!r}")
         values[key] = value
     settings = kind(**values)
     for name in ("seeds", "fold_seeds", "device_seeds", "epochs", "graphs_per_batch", "width"):
