@@ -180,6 +180,8 @@ def start(out, delay_s, log):
         [sys.executable, "-c", PROGRAM, str(ROOT), str(out)],
         env={"STAND_IN_DELAY_S": str(delay_s), "STAND_IN_LOG": str(log), "PATH": "/usr/bin:/bin"},
         stderr=subprocess.PIPE,
+        # a job that a shell put into the background ignores interrupts, and would hand that on
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
