@@ -354,8 +354,8 @@ class Checkpoint:
                 )
         # what the passes add (gradients, casts, fills) belongs to the forward op that it serves, whose kind counts
         owners = [op if op.forward_op_idx is None else graph.ops[op.forward_op_idx] for op in graph.ops]
-        known = {*self.card.known_kinds, "cast"}
-        unseen = [i for i, op in enumerate(owners) if op.phase is OpPhase.FORWARD and op.kind not in known]
+        seen_kinds = {*self.card.known_kinds, "cast"}
+        unseen = [i for i, op in enumerate(owners) if op.phase is OpPhase.FORWARD and op.kind not in seen_kinds]
         total = op_ms.sum()
         share = op_ms[unseen].sum() / total if unseen and total else 0.0
         if share > 0.02:

@@ -6,7 +6,7 @@ from gnnpred.graph import OpGraph, OpPhase, Role
 from gnnpred.job import JobSpec, Phase, Precision
 from gnnpred.op_kinds import Category, category_of
 from gnnpred.passes.checkpointing import checkpointed_region
-from gnnpred.passes.layers import find_experts, layer_spans, parameter_roots
+from gnnpred.passes.layers import LayerSpans, find_experts, layer_spans, parameter_roots
 from gnnpred.units import GIB
 
 # Bytes of optimizer state per parameter, in units of the parameter's own type: momentum, two moments.
@@ -81,7 +81,7 @@ def _held(lowered: OpGraph, job: JobSpec, whole_ops: frozenset[int]) -> _Held:
             result_bytes /= job.tensor_parallel
         kept[spans.segment_of(op_idx)] += result_bytes * op.repeats / (num_layers if op_idx in layers else 1)
     layer_inputs = tensor_bytes[lowered.ops[layers[0]].inputs[0]] * num_layers if layers else 0.0
-    parameters = _parameters_by_segment(lowered, job, tensor_bytes)
+    parameters = _parameters_by_segment(lowered, job, tensor_bytes, spans)
     inner = range(1, spans.num_segments - 1)
     return _Held(
         parameters=_of_stage(parameters, job.pipeline_parallel),
@@ -97,12 +97,11 @@ def _of_stage(by_segment: list[float], stages: int) -> float:
     return sum(by_segment) if stages == 1 else sum(layers) / stages + max(before, behind)
 
 
-def _parameters_by_segment(lowered: OpGraph, job: JobSpec, tensor_bytes: list[float]) -> list[float]:
+def _parameters_by_segment(lowered: OpGraph, job: JobSpec, tensor_bytes: list[float], spans: LayerSpans) -> list[float]:
     """Bytes of weights by the segment that reads them first; each GPU has its share of the experts."""
     experts = find_experts(lowered) if job.expert_parallel > 1 else None
     of_expert = experts.parameters if experts else frozenset()
     roots = parameter_roots(lowered)
-    spans = layer_spans(lowered)
     segments: dict[int, int] = {}
     for op_idx, op in enumerate(lowered.ops):
         if op.phase is not OpPhase.FORWARD:

@@ -1,19 +1,16 @@
 """Collection recipes: TOML that says what to measure, checked field by field, and the configurations it stands for."""
 
 import difflib
-import hashlib
 import itertools
-import json
-import tomllib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from gnnpred.errors import GnnpredError, UsageError
+from gnnpred.files import json_digest, read_table, require_known
 from gnnpred.job import MEMORY_FORMATS, Phase, Precision
 
 OPTIMIZERS = ("sgd", "adam", "adamw")  # those that PyTorch itself has
-_MAX_RECIPE_BYTES = 1 << 20
 _MAX_CONFIGURATIONS = 100_000
 
 
@@ -34,12 +31,12 @@ class Configuration:
     @property
     def config_id(self) -> str:
         """The same for equal configurations, in every process and version."""
-        return _digest(asdict(self))
+        return json_digest(asdict(self))
 
     @property
     def graph_id(self) -> str:
         """The same for configurations that run one exported graph."""
-        return _digest([self.model, self.image_size, self.seq_len])
+        return json_digest([self.model, self.image_size, self.seq_len])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +73,7 @@ class Recipe:
     @property
     def recipe_id(self) -> str:
         """Changes with every change of what is measured or how; comments and names do not count."""
-        return _digest([[asdict(each) for each in self.configurations], asdict(self.measure)])
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        return json_digest([[asdict(each) for each in self.configurations], asdict(self.measure)])
 
 
 # ---------------------------------------------------------------------------------------- reading
@@ -102,15 +95,8 @@ def find_recipe(name_or_path: str) -> Path:
 
 def load_recipe(path: Path) -> Recipe:
     """Read and check a recipe; raises GnnpredError that names the wrong field and the nearest right one."""
-    try:
-        if path.stat().st_size > _MAX_RECIPE_BYTES:
-            raise GnnpredError(f"recipe {path} is larger than 1 MiB")
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise GnnpredError(f"cannot read recipe {path}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise GnnpredError(f"recipe {path} is not valid TOML: {error}") from error
-    _check_names(content, ("measure", "sweep"), str(path))
+    content = read_table(path, "recipe", only_toml=True)
+    require_known(content, ("measure", "sweep"), str(path))
     try:
         measure = MeasureSettings(**_measure_values(content.get("measure", {}), f"{path}, [measure]"))
     except GnnpredError as error:
@@ -127,19 +113,11 @@ def load_recipe(path: Path) -> Recipe:
     return Recipe(name=path.stem, configurations=tuple(configurations.values()), measure=measure)
 
 
-def _check_names(content: dict[str, Any], names: tuple[str, ...], where: str) -> None:
-    for key in content:
-        if key not in names:
-            nearest = difflib.get_close_matches(key, names, 1)
-            hint = f", did you mean {nearest[0]!r}?" if nearest else f": fields are {', '.join(names)}"
-            raise GnnpredError(f"{where}: unknown field {key!r}{hint}")
-
-
 def _measure_values(content: Any, where: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise GnnpredError(f"{where} must be a table")
     kinds = {each.name: each.type for each in fields(MeasureSettings)}
-    _check_names(content, tuple(kinds), where)
+    require_known(content, kinds, where)
     values: dict[str, Any] = {}
     for key, value in content.items():
         if kinds[key] is float and type(value) is int:
@@ -166,7 +144,7 @@ _SWEEP_FIELDS: dict[str, tuple[type, tuple[Any, ...]]] = {
 
 def _configurations_of(sweep: dict[str, Any], where: str) -> list[Configuration]:
     """Every combination of the sweep's values; models vary fastest, so that a sweep that is cut off saw them all."""
-    _check_names(sweep, tuple(_SWEEP_FIELDS), where)
+    require_known(sweep, _SWEEP_FIELDS, where)
     values = {name: _values_of(sweep, name, where) for name in _SWEEP_FIELDS}
     precisions = [_precision_of(text, where) for text in values["precisions"]]
     phases = [_choice(text, tuple(Phase), "phases", where) for text in values["phases"]]

@@ -7,7 +7,6 @@ Nothing is assumed silently: every default that fills a gap is named in ``Cluste
 
 import json
 import re
-import tomllib
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnpred.errors import GnnpredError, UsageError
+from gnnpred.files import read_table
 from gnnpred.hardware import DeviceSpec
 
 BITS_PER_BYTE = 8
@@ -320,7 +320,6 @@ class FabricFile:
     notes: tuple[tuple[str, str], ...] = ()
 
 
-_MAX_FABRIC_FILE_BYTES = 1 << 20
 _MAX_NAME_LENGTH = 80
 # Field -> (lowest, highest) value, or str for text.
 _INTRA_FIELDS = {
@@ -360,21 +359,7 @@ def load_fabric_file(path: str | Path) -> FabricFile:
 
 
 def _read_fabric_tables(path: Path) -> dict[str, dict]:
-    try:
-        with path.open("rb") as file:  # read no more than the limit, whatever the size claims (pipes, /dev/zero)
-            content = file.read(_MAX_FABRIC_FILE_BYTES + 1)
-    except OSError as error:
-        raise GnnpredError(f"cannot read fabric file {path}: {error.strerror or error}") from error
-    if len(content) > _MAX_FABRIC_FILE_BYTES:
-        raise GnnpredError(f"fabric file {path} is larger than 1 MiB: that is no description of links")
-    kind = "JSON" if path.suffix.lower() == ".json" else "TOML"
-    try:
-        text = content.decode("utf-8")
-        values = json.loads(text) if kind == "JSON" else tomllib.loads(text)
-    except UnicodeDecodeError as error:
-        raise GnnpredError(f"fabric file {path} is not text (UTF-8)") from error
-    except (ValueError, RecursionError) as error:
-        raise GnnpredError(f"fabric file {path} is not valid {kind}: {str(error).splitlines()[0]}") from error
+    values = read_table(path, "fabric file", too_large=": that is no description of links")
     wanted = "the tables are intra_node and inter_node"
     if not isinstance(values, dict):
         raise GnnpredError(f"fabric file {path} must hold tables, not a {type(values).__name__}: {wanted}")
@@ -421,20 +406,29 @@ def _check_fabric_table(path: Path, name: str, table: Any, fields: dict, rate: s
             raise GnnpredError(f"{where} must be {number} from {low:g} to {high:g}, got {str(value)[:40]}")
 
 
+def _like(path: Path, table: dict, rows: dict[str, dict], name: str) -> dict:
+    """The known fabric that a table of a fabric file names in ``like``."""
+    try:
+        return _find(table["like"], rows, f"{name}.like")
+    except UsageError as error:
+        raise GnnpredError(f"fabric file {path}: {error}") from error
+
+
+def _assumed(path: Path, name: str, table: dict, source: str) -> list[tuple[str, str]]:
+    """What is said of constants that a fabric file leaves open."""
+    missing = [field for field in ("efficiency", "latency_us") if field not in table]
+    return [(name, f"fabric file {path}: {name} has no {' and '.join(missing)}: {source}")] if missing else []
+
+
 def _intra_from_file(path: Path, table: dict, notes: list[tuple[str, str]]) -> IntraNodeFabric:
     rows = _table()[0]
     rate = float(table["rate_gb_s"])
     name = table.get("name", "own link")
     if "like" in table:
-        try:
-            base = _find(table["like"], rows, "intra_node.like")
-        except UsageError as error:
-            raise GnnpredError(f"fabric file {path}: {error}") from error
+        base = _like(path, table, rows, "intra_node")
     else:
         base = min((rows[n] for n in _TYPICAL_LINKS), key=lambda row: abs(log(row["one_way_gb_s"] / rate)))
-    missing = [field for field in ("efficiency", "latency_us") if field not in table]
-    if missing:
-        notes.append((name, f"fabric file {path}: {name} has no {' and '.join(missing)}: as on {base['name']}"))
+    notes += _assumed(path, name, table, f"as on {base['name']}")
     return IntraNodeFabric(
         name=name,
         title=f"{name} ({path})",
@@ -454,14 +448,9 @@ def _inter_from_file(path: Path, table: dict, notes: list[tuple[str, str]]) -> I
     transport, like = "tcp", "plain TCP"
     if "like" in table:
         known = {row["transport"]: row for row in _table()[1].values()}
-        try:
-            row = known.get(table["like"].lower()) or _find(table["like"], _table()[1], "inter_node.like")
-        except UsageError as error:
-            raise GnnpredError(f"fabric file {path}: {error}") from error
+        row = known.get(table["like"].lower()) or _like(path, table, _table()[1], "inter_node")
         transport = like = row["transport"]
-    missing = [field for field in ("efficiency", "latency_us") if field not in table]
-    if missing:
-        notes.append((name, f"fabric file {path}: {name} has no {' and '.join(missing)}: as over {like}"))
+    notes += _assumed(path, name, table, f"as over {like}")
     return InterNodeFabric(
         name=name,
         title=f"{name} ({path})",

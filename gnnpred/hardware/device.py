@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnpred.errors import GnnpredError, UsageError
+from gnnpred.files import read_table
 from gnnpred.graph import DType
 
 DEFAULT_DEVICE_NAME = "A100-SXM4-80GB"
@@ -20,8 +21,6 @@ _TABLES = ("gpus.csv", "gpus_extra.csv")
 # First generation with bf16 and TF32 tensor cores is Ampere (compute capability 8.0): NVIDIA A100
 # Tensor Core GPU Architecture whitepaper. Frameworks merely emulate bf16 before it.
 AMPERE_COMPUTE_CAPABILITY = 8.0
-
-_MAX_DEVICE_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -271,22 +270,7 @@ def load_device_file(path: str | Path) -> DeviceSpec:
 
 
 def _read_table(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _MAX_DEVICE_FILE_BYTES:
-            raise GnnpredError(f"device file {path} is larger than 1 MiB: that is no device description")
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise GnnpredError(f"cannot read device file {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise GnnpredError(f"device file {path} is not text (UTF-8)") from error
-    import json
-    import tomllib
-
-    try:
-        values = json.loads(text) if path.suffix.lower() == ".json" else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        kind = "JSON" if path.suffix.lower() == ".json" else "TOML"
-        raise GnnpredError(f"device file {path} is not valid {kind}: {error}") from error
+    values = read_table(path, "device file", too_large=": that is no device description")
     if not isinstance(values, dict):
         raise GnnpredError(f"device file {path} must hold one table of fields, not a {type(values).__name__}")
     if set(values) == {"device"} and isinstance(values["device"], dict):

@@ -251,13 +251,7 @@ class Fold:
     train_idx: np.ndarray
     test_idx: np.ndarray
     is_blind: bool = False
-    held_out_device: str = ""
-    held_out_devices: tuple[str, ...] = ()  # where several are held out together
-
-    @property
-    def hidden_devices(self) -> tuple[str, ...]:
-        """GPUs of which the fold sees neither steps nor kernels."""
-        return self.held_out_devices or ((self.held_out_device,) if self.held_out_device else ())
+    hidden_devices: tuple[str, ...] = ()  # GPUs of which the fold sees neither steps nor kernels
 
     def file_name(self, seed: int) -> str:
         return f"{self.track}-{self.name}-s{seed}.safetensors"
@@ -275,7 +269,7 @@ def folds_of(corpus: Corpus, track: str) -> Iterator[Fold]:
         for name in names[counts >= MIN_ROWS_OF_HELD_OUT_DEVICE]:
             held_out = corpus.devices == name
             yield Fold(
-                track, name, everything[~held_out], everything[held_out & is_training], held_out_device=str(name)
+                track, name, everything[~held_out], everything[held_out & is_training], hidden_devices=(str(name),)
             )
         return
     if track == "neusight":
@@ -283,7 +277,7 @@ def folds_of(corpus: Corpus, track: str) -> Iterator[Fold]:
         is_point = np.array([row.source_id.startswith("neusight") for row in corpus.rows])
         test = held_out & is_training & is_point
         if test.any():
-            yield Fold(track, "all", everything[~held_out], everything[test], held_out_devices=NEUSIGHT_DEVICES)
+            yield Fold(track, "all", everything[~held_out], everything[test], hidden_devices=NEUSIGHT_DEVICES)
         return
     grouping = {"blind": "family", "blind_fp32": "family"}.get(track, track)
     fold = corpus.fold_of(grouping)

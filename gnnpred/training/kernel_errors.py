@@ -141,7 +141,7 @@ def kernel_table(
     collected: dict[str, list[np.ndarray]] = {}
     idx_parts = []
     for fold in folds:
-        is_own = corpus.operator_devices == fold.held_out_device
+        is_own = np.isin(corpus.operator_devices, fold.hidden_devices)
         idx, training = np.flatnonzero(is_own), np.flatnonzero(~is_own)
         if not len(idx):
             continue

@@ -1,16 +1,14 @@
 """Recipe files: TOML with the fields of :class:`RecipeSettings`, checked field by field."""
 
-import difflib
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from gnnpred.errors import GnnpredError, UsageError
+from gnnpred.files import read_table, require_known
 from gnnpred.training.experiments import RecipeSettings
 
-_MAX_RECIPE_BYTES = 1 << 20
 _SHARES = ("tree_weight", "hide_specs", "dropout", "kind_dropout", "hidden_dropout")
 
 
@@ -35,19 +33,7 @@ def find_recipe(name_or_path: str) -> Path:
 
 def load_recipe(path: Path) -> RecipeSettings:
     """Read and check a recipe; a wrong field is named with the nearest right one."""
-    return _build(RecipeSettings, read_toml(path, "recipe"), where=str(path))
-
-
-def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The content of a small TOML file; ``what`` names its kind in the error."""
-    try:
-        if path.stat().st_size > _MAX_RECIPE_BYTES:
-            raise GnnpredError(f"{what} {path} is larger than 1 MiB")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise GnnpredError(f"cannot read {what} {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise GnnpredError(f"{what} {path} is not valid TOML: {error}") from error
+    return _build(RecipeSettings, read_table(path, "recipe", only_toml=True), where=str(path))
 
 
 def values_of(settings: RecipeSettings) -> dict[str, int | float | bool]:
@@ -92,10 +78,7 @@ def _build(kind: type, content: dict[str, Any], *, where: str) -> Any:
     names = [field.name for field in fields(kind)]
     values: dict[str, Any] = {}
     for key, value in content.items():
-        if key not in names:
-            nearest = difflib.get_close_matches(key, names, 1)
-            hint = f", did you mean {nearest[0]!r}?" if nearest else f": fields are {', '.join(names)}"
-            raise GnnpredError(f"{where}: unknown field {key!r}{hint}")
+        require_known([key], names, where)
         expected = hints[key]
         if is_dataclass(expected):
             if not isinstance(value, dict):

@@ -1,8 +1,5 @@
 """Search space files: which fields of a recipe a study may change, within which ranges, and how trials compare."""
 
-import difflib
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -10,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from gnnpred.errors import GnnpredError
+from gnnpred.files import json_digest, read_table, require_known
 from gnnpred.training.experiments import RecipeSettings
-from gnnpred.training.recipe import read_toml, trainers_folder, values_of, with_values
+from gnnpred.training.recipe import trainers_folder, values_of, with_values
 
 # What a trial cannot measure: ensembles of other folds than a trial's, and which rows there are.
 _NOT_SEARCHABLE = ("seeds", "device_seeds", "inference_rows", "training_rows", "operator_rows")
 _PARAMETER_KEYS = {
     "float": {"low", "high", "log"}, "int": {"low", "high", "log", "step"}, "categorical": {"choices"},
 }  # fmt: skip
+_LISTED = "known are"
 _STUDY_KEYS = ("test_fold", "seed", "startup_trials", "keep_share", "stages")
 
 
@@ -69,8 +68,7 @@ class SearchSpace:
 
     @property
     def digest(self) -> str:
-        content = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return json_digest(asdict(self))
 
     def defaults(self, recipe: RecipeSettings) -> dict[str, int | float | bool]:
         """The recipe's own values of the parameters."""
@@ -86,8 +84,8 @@ def default_space(recipe_name: str) -> Path:
 
 def load_space(path: Path, recipe: RecipeSettings) -> SearchSpace:
     """Read and check a search space; raises GnnpredError naming the parameter that is wrong."""
-    content = read_toml(path, "search space")
-    _require_known(content, ("study", "parameters"), f"{path}")
+    content = read_table(path, "search space", only_toml=True)
+    require_known(content, ("study", "parameters"), str(path), listed=_LISTED)
     study, tables = content.get("study"), content.get("parameters")
     if not isinstance(study, dict) or not isinstance(tables, dict) or not tables:
         raise GnnpredError(f"{path}: a search space needs the tables [study] and [parameters]")
@@ -96,7 +94,7 @@ def load_space(path: Path, recipe: RecipeSettings) -> SearchSpace:
 
 
 def _study(study: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    _require_known(study, _STUDY_KEYS, where)
+    require_known(study, _STUDY_KEYS, where, listed=_LISTED)
     missing = [key for key in _STUDY_KEYS if key not in study]
     if missing:
         raise GnnpredError(f"{where}: {missing[0]} is missing")
@@ -109,7 +107,7 @@ def _study(study: Mapping[str, Any], *, where: str) -> dict[str, Any]:
         raise GnnpredError(f"{where}: stages must be a list of tables such as {{ rows = 1.0, epochs = 1.0 }}")
     checked = []
     for stage in stages:
-        _require_known(stage, ("rows", "epochs"), f"{where}, stages")
+        require_known(stage, ("rows", "epochs"), f"{where}, stages", listed=_LISTED)
         shares = {key: _share(stage.get(key), f"{key} of a stage", where=where) for key in ("rows", "epochs")}
         checked.append(Stage(**shares))
     if checked[-1] != Stage(rows=1.0, epochs=1.0):
@@ -131,12 +129,12 @@ def _parameter(name: str, table: Any, recipe: RecipeSettings, *, where: str) -> 
     if name in _NOT_SEARCHABLE:
         raise GnnpredError(f"{where}: {name!r} cannot be searched, a trial does not measure what it changes")
     if name not in searchable:
-        _require_known([name], searchable, where, what="parameter")
+        require_known([name], searchable, where, what="parameter", listed=_LISTED)
     where = f"{where}, {name!r}"
     if not isinstance(table, dict) or table.get("kind") not in _PARAMETER_KEYS:
         raise GnnpredError(f"{where}: kind must be one of {', '.join(_PARAMETER_KEYS)}")
     kind, field_type = table["kind"], type(known[name])
-    _require_known(table, ("kind", *sorted(_PARAMETER_KEYS[kind])), where)
+    require_known(table, ("kind", *sorted(_PARAMETER_KEYS[kind])), where, listed=_LISTED)
     if kind == "categorical":
         parameter = Parameter(name=name, kind=kind, choices=_choices(table.get("choices"), field_type, where=where))
         bounds: tuple = parameter.choices
@@ -190,11 +188,3 @@ def _range(name: str, table: Mapping[str, Any], field_type: type, *, where: str)
     if kind is int and (high - low) % step:
         raise GnnpredError(f"{where}: {low} to {high} is not a whole number of steps of {step}")
     return Parameter(name=name, kind=table["kind"], low=low, high=high, log=log, step=step)
-
-
-def _require_known(names: Any, known: Any, where: str, *, what: str = "field") -> None:
-    for name in names:
-        if name not in known:
-            nearest = difflib.get_close_matches(name, list(known), 1)
-            hint = f", did you mean {nearest[0]!r}?" if nearest else f": known are {', '.join(known)}"
-            raise GnnpredError(f"{where}: unknown {what} {name!r}{hint}")

@@ -12,7 +12,7 @@ import numpy as np
 from gnnpred.corpus.store import load_rows
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.features import GLOBAL_FEATURE_NAMES, KIND_IDX, GraphArrays
-from gnnpred.files import replaced_when_done
+from gnnpred.files import json_digest, replaced_when_done
 from gnnpred.intervals import KNOWN_DEVICE, UNSEEN_DEVICE, interval_models
 from gnnpred.training.accuracy_page import write_accuracy_pages
 from gnnpred.training.error_table import results_table
@@ -130,9 +130,7 @@ def train_checkpoint(
 
 
 def _settings_digest(settings: RecipeSettings) -> str:
-    import hashlib
-
-    return hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode()).hexdigest()[:10]
+    return json_digest(asdict(settings), 10)
 
 
 def _golden(corpus: Corpus) -> dict[str, tuple[GraphArrays, bool]]:

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from gnnpred.checkpoint import blend
 from gnnpred.errors import GnnpredError, UsageError
-from gnnpred.files import replaced_when_done
+from gnnpred.files import json_digest, replaced_when_done
 from gnnpred.metrics import summarise_errors
 from gnnpred.training.experiments import (
     Corpus,
@@ -393,10 +393,7 @@ def _num_finished(study: optuna.Study) -> int:
 
 
 def _digest_of(recipe: RecipeSettings) -> str:
-    import hashlib
-    import json
-
-    return hashlib.sha256(json.dumps(values_of(recipe), sort_keys=True).encode()).hexdigest()[:16]
+    return json_digest(values_of(recipe))
 
 
 @contextmanager
