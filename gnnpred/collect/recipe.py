@@ -11,15 +11,19 @@ from gnnpred.files import json_digest, read_table, require_known
 from gnnpred.job import MEMORY_FORMATS, Phase, Precision
 
 OPTIMIZERS = ("sgd", "adam", "adamw")  # those that PyTorch itself has
+HOST_COPIES = ("none", "pinned", "pageable")
+LARGEST = "largest"
 _MAX_CONFIGURATIONS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """One training step to measure. ``image_size`` and ``seq_len`` of ``None`` are the model's own."""
+    """One training step to measure. ``image_size`` and ``seq_len`` of ``None`` are the model's own, ``batch_size`` of
+    ``None`` is the largest that fits. ``host_copy``: the host memory from which every step copies its inputs.
+    """
 
     model: str
-    batch_size: int
+    batch_size: int | None
     image_size: int | None = None
     seq_len: int | None = None
     precision: Precision = Precision.FP32
@@ -27,6 +31,7 @@ class Configuration:
     optimizer: str = "sgd"
     memory_format: str = "nchw"
     compile: bool = False
+    host_copy: str = "none"
 
     @property
     def config_id(self) -> str:
@@ -51,11 +56,24 @@ class MeasureSettings:
     time_limit_s: float = 180.0  # of the whole process: imports, building, compiling, measuring
     export_limit_s: float = 300.0  # of writing one model's ONNX file
     cudnn_benchmark: bool = True
+    min_energy_s: float = 1.0  # power is averaged over at least this long: steps go on after the timed ones; 0: no power
+    profile_share: float = 0.1  # of the configurations have the times of their operators taken, chosen by config_id
+    largest_batch_limit: int = 4096
+    largest_batch_s: float = 60.0  # of searching one largest batch
+    largest_batch_memory_gib: float = 0.0  # that a step may take; 0: the GPU's, on a CPU half of what is available
 
     def __post_init__(self) -> None:
-        for name in ("steps", "min_warmup_steps", "time_limit_s", "export_limit_s", "max_warmup_s", "max_timed_s"):
+        for name in (
+            "steps", "min_warmup_steps", "time_limit_s", "export_limit_s", "max_warmup_s", "max_timed_s",
+            "largest_batch_limit", "largest_batch_s",
+        ):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise GnnpredError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("min_energy_s", "largest_batch_memory_gib"):
+            if not getattr(self, name) >= 0:
+                raise GnnpredError(f"{name} must not be below 0, got {getattr(self, name)}")
+        if not 0 <= self.profile_share <= 1:
+            raise GnnpredError(f"profile_share must be from 0 to 1, got {self.profile_share}")
         if self.max_warmup_steps < self.min_warmup_steps:
             raise GnnpredError(
                 f"max_warmup_steps {self.max_warmup_steps} is below min_warmup_steps {self.min_warmup_steps}"
@@ -139,6 +157,7 @@ _SWEEP_FIELDS: dict[str, tuple[type, tuple[Any, ...]]] = {
     "optimizers": (str, ("sgd",)),
     "memory_formats": (str, ("nchw",)),
     "compile": (bool, (False,)),
+    "host_copies": (str, ("none",)),
 }
 
 
@@ -150,6 +169,7 @@ def _configurations_of(sweep: dict[str, Any], where: str) -> list[Configuration]
     phases = [_choice(text, tuple(Phase), "phases", where) for text in values["phases"]]
     optimizers = [_choice(text, OPTIMIZERS, "optimizers", where) for text in values["optimizers"]]
     memory_formats = [_choice(text, MEMORY_FORMATS, "memory_formats", where) for text in values["memory_formats"]]
+    host_copies = [_choice(text, HOST_COPIES, "host_copies", where) for text in values["host_copies"]]
     for model in values["models"]:
         prefix, separator, name = model.partition(":")
         if not (prefix and separator and name):
@@ -161,12 +181,12 @@ def _configurations_of(sweep: dict[str, Any], where: str) -> list[Configuration]
         Configuration(
             model=model, batch_size=batch_size, image_size=image_size, seq_len=seq_len, precision=precision,
             phase=Phase(phase), optimizer=optimizer if phase == Phase.TRAIN else "none", memory_format=memory_format,
-            compile=compiled,
+            compile=compiled, host_copy=host_copy,
         )
-        for batch_size, image_size, seq_len, compiled, memory_format, optimizer, phase, precision, model in (
+        for batch_size, image_size, seq_len, compiled, host_copy, memory_format, optimizer, phase, precision, model in (
             itertools.product(
-                values["batch_sizes"], values["image_sizes"], values["seq_lens"], values["compile"], memory_formats,
-                optimizers, phases, precisions, values["models"],
+                values["batch_sizes"], values["image_sizes"], values["seq_lens"], values["compile"], host_copies,
+                memory_formats, optimizers, phases, precisions, values["models"],
             )
         )
     ]  # fmt: skip
@@ -181,9 +201,14 @@ def _values_of(sweep: dict[str, Any], name: str, where: str) -> tuple[Any, ...]:
     values = sweep[name]
     if not isinstance(values, list) or not values:
         raise GnnpredError(f"{where}: {name} must be a list that is not empty, got {values!r}")
+    if name == "batch_sizes":
+        values = [None if value == LARGEST else value for value in values]
     for value in values:
+        if value is None:
+            continue
         if type(value) is not kind:
-            raise GnnpredError(f"{where}: {name} holds {value!r}, which is not of type {kind.__name__}")
+            expected = f"{kind.__name__}, nor {LARGEST!r}" if name == "batch_sizes" else kind.__name__
+            raise GnnpredError(f"{where}: {name} holds {value!r}, which is not of type {expected}")
         if kind is int and value < 1:
             raise GnnpredError(f"{where}: {name} must be at least 1, got {value}")
     return tuple(values)
