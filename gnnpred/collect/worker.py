@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,13 @@ def main() -> None:
     task = json.loads(sys.stdin.readline())
     released = threading.Event()
     threading.Thread(target=_listen, args=(released,), daemon=True).start()
+    started = time.perf_counter()
     prepare(task)
+    prepare_s = time.perf_counter() - started
     released.wait()
-    reply = json.dumps(run_task(task))
+    reply = run_task(task)
+    reply["result"]["prepare_s"] = prepare_s
+    reply = json.dumps(reply)
     Path(sys.argv[1]).write_text(reply, encoding="utf-8")
     sys.stdout.flush()
     sys.stderr.flush()
@@ -83,6 +88,7 @@ def _probe(device: str | None, models: list[str]) -> dict[str, Any]:
 
 def _measured(task: dict[str, Any]) -> dict[str, Any]:
     from gnnpred.collect.measure import measure
+    from gnnpred.collect.memory_limit import is_out_of_memory
     from gnnpred.collect.probe import probe
     from gnnpred.collect.recipe import Configuration, MeasureSettings
     from gnnpred.job import Phase, Precision
@@ -94,8 +100,7 @@ def _measured(task: dict[str, Any]) -> dict[str, Any]:
     try:
         result = measure(configuration, MeasureSettings(**task["settings"]), device=task["device"])
     except GnnpredError as error:
-        # building wraps every error of the model's constructor
-        status = "oom" if is_out_of_memory(error.__cause__ or error) else "error"
+        status = "oom" if is_out_of_memory(error) else "error"
         return {"status": status, "reason": str(error), "result": {}}
     except Exception as error:  # a model may raise anything; its row says what
         status = "oom" if is_out_of_memory(error) else "error"
@@ -105,14 +110,6 @@ def _measured(task: dict[str, Any]) -> dict[str, Any]:
     if isinstance(result["loss"], str):
         reply |= {"status": "nan", "reason": f"the loss is {result['loss']}"}
     return reply
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch ran out of GPU memory, or the CPU's allocator (a plain RuntimeError) or cuDNN and cuBLAS did."""
-    import torch
-
-    marks = ("not enough memory", "out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(mark in str(error) for mark in marks)
 
 
 def _exported(task: dict[str, Any]) -> dict[str, Any]:
