@@ -13,6 +13,7 @@ from gnnpred.job import MEMORY_FORMATS, Phase, Precision
 OPTIMIZERS = ("sgd", "adam", "adamw")  # those that PyTorch itself has
 HOST_COPIES = ("none", "pinned", "pageable")
 LARGEST = "largest"
+ORDERS = ("listed", "stratified")
 _MAX_CONFIGURATIONS = 100_000
 
 
@@ -114,7 +115,7 @@ def find_recipe(name_or_path: str) -> Path:
 def load_recipe(path: Path) -> Recipe:
     """Read and check a recipe; raises GnnpredError that names the wrong field and the nearest right one."""
     content = read_table(path, "recipe", only_toml=True)
-    require_known(content, ("measure", "sweep"), str(path))
+    require_known(content, ("order", "sample", "measure", "sweep"), str(path))
     try:
         measure = MeasureSettings(**_measure_values(content.get("measure", {}), f"{path}, [measure]"))
     except GnnpredError as error:
@@ -122,13 +123,29 @@ def load_recipe(path: Path) -> Recipe:
     sweeps = content.get("sweep")
     if not isinstance(sweeps, list) or not sweeps or not all(isinstance(sweep, dict) for sweep in sweeps):
         raise GnnpredError(f"{path}: a recipe needs at least one table [[sweep]] with models and batch_sizes")
-    configurations: dict[str, Configuration] = {}
+    seen: set[str] = set()
+    by_sweep: list[list[Configuration]] = []
     for i in range(len(sweeps)):
-        for each in _configurations_of(sweeps[i], f"{path}, [[sweep]] {i + 1}"):
-            configurations.setdefault(each.config_id, each)
-            if len(configurations) > _MAX_CONFIGURATIONS:
-                raise GnnpredError(f"{path}: more than {_MAX_CONFIGURATIONS:,} configurations")
-    return Recipe(name=path.stem, configurations=tuple(configurations.values()), measure=measure)
+        found = _configurations_of(sweeps[i], f"{path}, [[sweep]] {i + 1}")
+        by_sweep.append([each for each in found if not (each.config_id in seen or seen.add(each.config_id))])
+        if len(seen) > _MAX_CONFIGURATIONS:
+            raise GnnpredError(f"{path}: more than {_MAX_CONFIGURATIONS:,} configurations; split the recipe")
+    return Recipe(name=path.stem, configurations=tuple(_ordered(by_sweep, content, str(path))), measure=measure)
+
+
+def _ordered(by_sweep: list[list[Configuration]], content: dict[str, Any], where: str) -> list[Configuration]:
+    order = _choice(content.get("order", ORDERS[0]), ORDERS, "order", where)
+    sample = content.get("sample")
+    if order == "listed":
+        if sample is not None:
+            raise GnnpredError(f'{where}: sample takes the beginning of order = "stratified": set that too')
+        return list(itertools.chain.from_iterable(by_sweep))
+    from gnnpred.collect.order import stratified
+
+    num = sum(map(len, by_sweep))
+    if sample is not None and (type(sample) is not int or not 1 <= sample <= num):
+        raise GnnpredError(f"{where}: sample must be a whole number from 1 to {num}, the recipe's configurations, got {sample!r}")
+    return stratified(by_sweep)[:sample]
 
 
 def _measure_values(content: Any, where: str) -> dict[str, Any]:
