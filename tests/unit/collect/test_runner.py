@@ -159,8 +159,8 @@ def test_overlapped_work_leaves_the_device_idle_less_than_35_per_cent_and_gives_
     busy = tmp_path / "busy"
     for name, value in (("DELAY_S", 0.5), ("IMPORT_S", 0.4), ("EXPORT_S", 1.0), ("BUSY", busy)):
         monkeypatch.setenv(f"STAND_IN_{name}", str(value))
-    run(recipe, tmp_path / "overlapped", make_engine=partial(LocalEngine, overlaps=True))
-    spans = [tuple(map(float, line.split())) for line in busy.read_text().splitlines()]
+    run(recipe, tmp_path / "overlapped", make_engine=partial(LocalEngine, overlaps=True, max_ahead=2))
+    spans = [tuple(map(float, line.split()[:2])) for line in busy.read_text().splitlines()]
     assert len(spans) == 12
     assert all(spans[i][1] <= spans[i + 1][0] for i in range(11)), "two measurements at once disturb each other"
     assert 1 - sum(end - begin for begin, end in spans) / (spans[-1][1] - spans[0][0]) < 0.35
