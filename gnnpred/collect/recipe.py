@@ -2,6 +2,7 @@
 
 import difflib
 import itertools
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.files import json_digest, read_table, require_known
 from gnnpred.job import MEMORY_FORMATS, Phase, Precision
 
+STRATEGIES = ("ddp", "fsdp")
 OPTIMIZERS = ("sgd", "adam", "adamw")  # those that PyTorch itself has
 HOST_COPIES = ("none", "pinned", "pageable")
 LARGEST = "largest"
@@ -33,6 +35,13 @@ class Configuration:
     memory_format: str = "nchw"
     compile: bool = False
     host_copy: str = "none"
+    gpus: int = 1  # in all, as many on every node; on a CPU: processes
+    nodes: int = 1
+    strategy: str = ""  # one of STRATEGIES where there are several GPUs
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.gpus // self.nodes
 
     @property
     def config_id(self) -> str:
@@ -57,7 +66,9 @@ class MeasureSettings:
     time_limit_s: float = 180.0  # of the whole process: imports, building, compiling, measuring
     export_limit_s: float = 300.0  # of writing one model's ONNX file
     cudnn_benchmark: bool = True
-    min_energy_s: float = 1.0  # power is averaged over at least this long: steps go on after the timed ones; 0: no power
+    min_energy_s: float = (
+        1.0  # power is averaged over at least this long: steps go on after the timed ones; 0: no power
+    )
     profile_share: float = 0.1  # of the configurations have the times of their operators taken, chosen by config_id
     largest_batch_limit: int = 4096
     largest_batch_s: float = 60.0  # of searching one largest batch
@@ -144,7 +155,9 @@ def _ordered(by_sweep: list[list[Configuration]], content: dict[str, Any], where
 
     num = sum(map(len, by_sweep))
     if sample is not None and (type(sample) is not int or not 1 <= sample <= num):
-        raise GnnpredError(f"{where}: sample must be a whole number from 1 to {num}, the recipe's configurations, got {sample!r}")
+        raise GnnpredError(
+            f"{where}: sample must be a whole number from 1 to {num}, the recipe's configurations, got {sample!r}"
+        )
     return stratified(by_sweep)[:sample]
 
 
@@ -175,11 +188,18 @@ _SWEEP_FIELDS: dict[str, tuple[type, tuple[Any, ...]]] = {
     "memory_formats": (str, ("nchw",)),
     "compile": (bool, (False,)),
     "host_copies": (str, ("none",)),
+    "gpus": (int, (1,)),
+    "nodes": (int, (1,)),
+    "strategies": (str, ("ddp",)),
 }
 
 
 def _configurations_of(sweep: dict[str, Any], where: str) -> list[Configuration]:
-    """Every combination of the sweep's values; models vary fastest, so that a sweep that is cut off saw them all."""
+    """Every combination of the sweep's values; models vary fastest, so that a sweep that is cut off saw them all.
+
+    Optimizers multiply training alone; numbers of GPUs and strategies multiply what has gradients to exchange. GPUs
+    that cannot be spread evenly over the nodes are left out.
+    """
     require_known(sweep, _SWEEP_FIELDS, where)
     values = {name: _values_of(sweep, name, where) for name in _SWEEP_FIELDS}
     precisions = [_precision_of(text, where) for text in values["precisions"]]
@@ -187,6 +207,10 @@ def _configurations_of(sweep: dict[str, Any], where: str) -> list[Configuration]
     optimizers = [_choice(text, OPTIMIZERS, "optimizers", where) for text in values["optimizers"]]
     memory_formats = [_choice(text, MEMORY_FORMATS, "memory_formats", where) for text in values["memory_formats"]]
     host_copies = [_choice(text, HOST_COPIES, "host_copies", where) for text in values["host_copies"]]
+    strategies = [_choice(text, STRATEGIES, "strategies", where) for text in values["strategies"]]
+    layouts = _layouts_of(values["gpus"], values["nodes"], strategies, where)
+    if None in values["batch_sizes"] and any(layout["gpus"] > 1 for layout in layouts):
+        raise GnnpredError(f"{where}: the largest batch is searched on one GPU: name batch_sizes for several gpus")
     for model in values["models"]:
         prefix, separator, name = model.partition(":")
         if not (prefix and separator and name):
@@ -198,8 +222,9 @@ def _configurations_of(sweep: dict[str, Any], where: str) -> list[Configuration]
         Configuration(
             model=model, batch_size=batch_size, image_size=image_size, seq_len=seq_len, precision=precision,
             phase=Phase(phase), optimizer=optimizer if phase == Phase.TRAIN else "none", memory_format=memory_format,
-            compile=compiled, host_copy=host_copy,
+            compile=compiled, host_copy=host_copy, **(layout if phase != Phase.INFERENCE else {}),
         )
+        for layout in layouts
         for batch_size, image_size, seq_len, compiled, host_copy, memory_format, optimizer, phase, precision, model in (
             itertools.product(
                 values["batch_sizes"], values["image_sizes"], values["seq_lens"], values["compile"], host_copies,
@@ -207,6 +232,17 @@ def _configurations_of(sweep: dict[str, Any], where: str) -> list[Configuration]
             )
         )
     ]  # fmt: skip
+
+
+def _layouts_of(gpus: Sequence[int], nodes: Sequence[int], strategies: list[str], where: str) -> list[dict[str, Any]]:
+    layouts = [
+        {"gpus": num_gpus, "nodes": num_nodes, "strategy": strategy if num_gpus > 1 else ""}
+        for num_gpus, num_nodes, strategy in itertools.product(gpus, nodes, strategies)
+        if num_gpus % num_nodes == 0
+    ]
+    if not layouts:
+        raise GnnpredError(f"{where}: no number of gpus {list(gpus)} can be spread evenly over {list(nodes)} nodes")
+    return layouts
 
 
 def _values_of(sweep: dict[str, Any], name: str, where: str) -> tuple[Any, ...]:
