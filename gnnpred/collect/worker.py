@@ -8,13 +8,14 @@ cannot disturb what a next ``collect`` measures.
 """
 
 import contextlib
-import importlib
+import importlib.util
 import json
 import os
 import queue
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +51,34 @@ def _listen(released: "queue.Queue[str]") -> None:
 
 def prepare(task: dict[str, Any]) -> None:
     """Import what the task needs, which takes seconds; the device is not touched."""
+    model = task["configuration"]["model"] if task["task"] == "measure" else ""
+    import_libraries([model.split(":")[0]])
+    if task["task"] == "measure" and task["device"] != "cpu":  # there nothing is gained: no one measures meanwhile
+        _build_once(task["configuration"])
+
+
+def import_libraries(prefixes: Sequence[str]) -> None:
+    """Import torch and the libraries of models with these prefixes; the task itself says what is missing."""
     import gnnpred.collect.measure
+    import gnnpred.collect.probe
     import gnnpred.model_sources
 
-    library = _LIBRARIES.get(task["configuration"]["model"].split(":")[0]) if task["task"] == "measure" else None
-    if library is not None:
+    names = [_LIBRARIES[prefix] for prefix in prefixes if prefix in _LIBRARIES]
+    if names and importlib.util.find_spec("torch"):
         gnnpred.model_sources.declare_torchvision_ops()
-    for name in ("torch", *([library] if library else [])):
-        with contextlib.suppress(ImportError):  # the task itself says what is missing
+    for name in ("torch", *names):
+        with contextlib.suppress(ImportError):
             importlib.import_module(name)
+
+
+def _build_once(configuration: dict[str, Any]) -> None:
+    """Build a library's model without weights and forget it: its own modules are imported at their first use."""
+    from gnnpred.model_sources import build_model
+
+    sizes = {name: configuration[name] for name in ("image_size", "seq_len")}
+    if configuration["model"].split(":")[0] in _LIBRARIES:  # a user's own function may do anything
+        with contextlib.suppress(Exception):  # the task itself says what is wrong
+            build_model(configuration["model"], batch_size=1, **sizes)
 
 
 def run_task(task: dict[str, Any], ranks: dict[str, Any] | None = None) -> dict[str, Any]:

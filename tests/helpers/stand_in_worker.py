@@ -47,7 +47,8 @@ def measured(task, go):
     result = {
         "step_time_ms": ms, "step_time_slowest_ms": ms, "step_p10_ms": ms, "step_p90_ms": ms, "wall_clock_ms": ms,
         "spread_pct": 0.0, "num_steps": 5, "num_warmup_steps": 3, "warning": "", "peak_memory_mib": 1.0,
-        "input": "3x8x8", "loss": 1.0, "build_s": 0.0, "clock": "wall clock", "allow_tf32": False, "cudnn_benchmark": True, "manifest": MANIFEST,
+        "input": "3x8x8", "loss": 1.0, "build_s": 0.0, "clock": "wall clock", "allow_tf32": False,
+        "cudnn_benchmark": True, "manifest": MANIFEST,
     }  # fmt: skip
     return {"status": "ok", "reason": "", "result": result}
 

@@ -1,5 +1,11 @@
 """Models of a user's own, for tests: small, broken, greedy."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+
 import torch
 
 
@@ -35,3 +41,22 @@ class _Greedy(torch.nn.Linear):
 
 def greedy(batch_size):
     return _Greedy(8, 4), torch.ones(batch_size, 8)
+
+
+def segfault():
+    print("it got lost", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def quits():
+    os._exit(7)
+
+
+def hangs():
+    time.sleep(600)
+
+
+def starts_a_child():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    print(child.pid, flush=True)
+    child.wait()
