@@ -11,7 +11,7 @@ from typing import Any
 from gnnpred.collect.engine import BudgetSpentError, Engine, Reply, Task
 from gnnpred.collect.exports import Exports
 from gnnpred.collect.local_engine import LocalEngine
-from gnnpred.collect.recipe import Configuration, Recipe
+from gnnpred.collect.recipe import LARGEST, Configuration, Recipe
 from gnnpred.collect.store import CollectionStore
 from gnnpred.collect.table import DEVICE_FILE, FAILED_FILE, RUNS_FILE, write_device_file, write_tables
 from gnnpred.collect.workers import WORKER_COMMAND, Workers
@@ -115,7 +115,7 @@ def collect(
         num_measured_now=collection.num_added,
         by_status=dict(Counter(row.status for row in rows).most_common()),
         warnings=tuple(
-            f"{row.configuration['model']} {row.configuration['precision']} batch {row.configuration['batch_size']}: "
+            f"{row.configuration['model']} {row.configuration['precision']} batch {row.configuration['batch_size'] or LARGEST}: "
             f"{row.result['warning']}"
             for row in rows
             if row.result.get("warning")
@@ -181,7 +181,7 @@ class _Collection:
         self._exports.finish(deadline)
 
     def _add(self, configuration: Configuration, reply: Reply) -> None:
-        result = {"manifest": self._manifest, **reply["result"]}
+        result = {"manifest": self._manifest, "prepare_s": reply.get("prepare_s"), **reply["result"]}
         self._store.add_row(configuration, status=reply["status"], reason=reply["reason"], result=result)
         self._status_by_id[configuration.config_id] = reply["status"]
         self.num_added += 1

@@ -111,6 +111,7 @@ def _probe(device: str | None, models: list[str]) -> dict[str, Any]:
 
 def _measured(task: dict[str, Any]) -> dict[str, Any]:
     from gnnpred.collect.measure import measure
+    from gnnpred.collect.memory_limit import is_out_of_memory
     from gnnpred.collect.probe import probe
     from gnnpred.collect.recipe import Configuration, MeasureSettings
     from gnnpred.job import Phase, Precision
@@ -122,8 +123,7 @@ def _measured(task: dict[str, Any]) -> dict[str, Any]:
     try:
         result = measure(configuration, MeasureSettings(**task["settings"]), device=task["device"])
     except GnnpredError as error:
-        # building wraps every error of the model's constructor
-        status = "oom" if is_out_of_memory(error.__cause__ or error) else "error"
+        status = "oom" if is_out_of_memory(error) else "error"
         return {"status": status, "reason": str(error), "result": {}}
     except Exception as error:  # a model may raise anything; its row says what
         status = "oom" if is_out_of_memory(error) else "error"
@@ -133,14 +133,6 @@ def _measured(task: dict[str, Any]) -> dict[str, Any]:
     if isinstance(result["loss"], str):
         reply |= {"status": "nan", "reason": f"the loss is {result['loss']}"}
     return reply
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch ran out of GPU memory, or the CPU's allocator (a plain RuntimeError) or cuDNN and cuBLAS did."""
-    import torch
-
-    marks = ("not enough memory", "out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(mark in str(error) for mark in marks)
 
 
 def _exported(task: dict[str, Any]) -> dict[str, Any]:
