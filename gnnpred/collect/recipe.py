@@ -208,6 +208,8 @@ def _configurations_of(sweep: dict[str, Any], where: str) -> list[Configuration]
     memory_formats = [_choice(text, MEMORY_FORMATS, "memory_formats", where) for text in values["memory_formats"]]
     host_copies = [_choice(text, HOST_COPIES, "host_copies", where) for text in values["host_copies"]]
     strategies = [_choice(text, STRATEGIES, "strategies", where) for text in values["strategies"]]
+    if None in values["batch_sizes"] and max(values["gpus"]) > 1:
+        raise GnnpredError(f"{where}: the {LARGEST} batch is searched on one GPU alone: give gpus a sweep of their own")
     layouts = _layouts_of(values["gpus"], values["nodes"], strategies, where)
     if None in values["batch_sizes"] and any(layout["gpus"] > 1 for layout in layouts):
         raise GnnpredError(f"{where}: the largest batch is searched on one GPU: name batch_sizes for several gpus")

@@ -1,7 +1,7 @@
 """A process that does one task for ``gnnpred collect`` and ends: ``python -m gnnpred.collect.worker REPLY``.
 
 The first line of standard input is the task as JSON. The process imports what it needs and waits for a second line,
-``{"gpus": CUDA_VISIBLE_DEVICES, "ranks": ...}``, that says where: both may be missing, ``ranks`` are the arguments of
+``{"gpus": CUDA_VISIBLE_DEVICES, "ranks": ...}``, that says where: both may be missing, ``ranks`` are arguments of
 :class:`gnnpred.collect.ranks.Ranks`. Then it does the task and writes the answer to the file REPLY. Standard input
 stays open as long as the parent lives: when it closes, the parent was killed, and this process ends at once, so that it
 cannot disturb what a next ``collect`` measures.
@@ -88,7 +88,7 @@ def run_task(task: dict[str, Any], ranks: dict[str, Any] | None = None) -> dict[
         if kind == "probe":
             return _ok(_probe(task["device"], task["models"]))
         if kind == "measure":
-            return _measured(task)
+            return _measured(task, ranks)
         assert kind == "export", kind
         return _ok(_exported(task))
     except GnnpredError as error:
@@ -109,10 +109,11 @@ def _probe(device: str | None, models: list[str]) -> dict[str, Any]:
     return {"manifest": manifest, "cpu_device": measured_cpu() if manifest["device"] == "cpu" else None}
 
 
-def _measured(task: dict[str, Any]) -> dict[str, Any]:
+def _measured(task: dict[str, Any], ranks: dict[str, Any] | None) -> dict[str, Any]:
     from gnnpred.collect.measure import measure
     from gnnpred.collect.memory_limit import is_out_of_memory
     from gnnpred.collect.probe import probe
+    from gnnpred.collect.ranks import Ranks
     from gnnpred.collect.recipe import Configuration, MeasureSettings
     from gnnpred.job import Phase, Precision
 
@@ -121,7 +122,12 @@ def _measured(task: dict[str, Any]) -> dict[str, Any]:
         **{**fields, "precision": Precision(fields["precision"]), "phase": Phase(fields["phase"])}
     )
     try:
-        result = measure(configuration, MeasureSettings(**task["settings"]), device=task["device"])
+        result = measure(
+            configuration,
+            MeasureSettings(**task["settings"]),
+            device=task["device"],
+            ranks=Ranks(task["device"], **ranks) if ranks else None,
+        )
     except GnnpredError as error:
         status = "oom" if is_out_of_memory(error) else "error"
         return {"status": status, "reason": str(error), "result": {}}
