@@ -45,8 +45,8 @@ def measure(
 ) -> dict[str, Any]:
     """Figures of one configuration on ``device`` (cpu or cuda): times in ms, memory in MiB, power in W, energy in J.
 
-    ``ranks``: the processes of a distributed step, each of which calls this. Raises GnnpredError for a model that cannot
-    be built or run so, torch.OutOfMemoryError as torch does.
+    ``ranks``: the processes of a distributed step, each of which calls this. Raises GnnpredError for a model that
+    cannot be built or run so, torch.OutOfMemoryError as torch does.
     """
     import torch
 

@@ -16,7 +16,8 @@ _TIMEOUT = timedelta(hours=1)
 class Ranks:
     """This process among those that share a step: one GPU each (NCCL), or one process each of a CPU (gloo).
 
-    ``init_method`` is how they find each other, as ``torch.distributed.init_process_group`` takes it.
+    ``init_method`` is how they find each other, as ``torch.distributed.init_process_group`` takes it, or
+    ``store://HOST:PORT/PREFIX``: keys with that prefix in a store that another process keeps.
     """
 
     def __init__(self, device: str, *, rank: int, local_rank: int, world_size: int, init_method: str) -> None:
@@ -26,15 +27,18 @@ class Ranks:
         self.rank = rank
         self.size = world_size
         self._device = device
+        # as torchrun sets them: a model's own code, and device meshes, look there
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(world_size)}
         if device == "cuda":
             torch.cuda.set_device(local_rank)
         elif init_method.startswith("file:") and sys.platform == "linux":
             # the machine's name need not lead to an address, and these ranks are all here
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group(
-            "nccl" if device == "cuda" else "gloo",
-            init_method=init_method, rank=rank, world_size=world_size, timeout=_TIMEOUT,
-        )  # fmt: skip
+        where: dict[str, Any] = {"init_method": init_method}
+        if init_method.startswith("store://"):
+            where = {"store": _store_at(init_method.removeprefix("store://"))}
+        backend = "nccl" if device == "cuda" else "gloo"
+        dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=_TIMEOUT, **where)
 
     def spread(self, module: "torch.nn.Module", strategy: str, half: "torch.dtype | None") -> "torch.nn.Module":
         """The module as these ranks train it; ``half`` is autocast's type, None without autocast.
@@ -73,6 +77,14 @@ class Ranks:
         results: list[dict[str, Any]] = [{} for _ in range(self.size)]
         dist.all_gather_object(results, result)
         return join_results(results)
+
+
+def _store_at(place: str) -> "torch.distributed.Store":
+    import torch.distributed as dist
+
+    address, _, prefix = place.partition("/")
+    host, _, port = address.rpartition(":")
+    return dist.PrefixStore(prefix, dist.TCPStore(host, int(port), is_master=False, timeout=_TIMEOUT))
 
 
 def join_results(results: list[dict[str, Any]]) -> dict[str, Any]:

@@ -39,6 +39,11 @@ class Configuration:
     nodes: int = 1
     strategy: str = ""  # one of STRATEGIES where there are several GPUs
 
+    @classmethod
+    def of_fields(cls, fields: dict[str, Any]) -> "Configuration":
+        """The configuration whose ``asdict`` went through JSON."""
+        return cls(**{**fields, "precision": Precision(fields["precision"]), "phase": Phase(fields["phase"])})
+
     @property
     def gpus_per_node(self) -> int:
         return self.gpus // self.nodes
@@ -99,6 +104,11 @@ class Recipe:
     name: str
     configurations: tuple[Configuration, ...]
     measure: MeasureSettings = field(default_factory=MeasureSettings)
+
+    @property
+    def model_prefixes(self) -> list[str]:
+        """What stands before the colon of its models: the libraries that they come from."""
+        return sorted({each.model.split(":")[0] for each in self.configurations})
 
     @property
     def recipe_id(self) -> str:

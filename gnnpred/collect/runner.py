@@ -84,8 +84,7 @@ def collect(
         raise UsageError(f"unknown device {device!r}: choose one of {', '.join(DEVICES)}")
     deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
     with CollectionStore(out) as store, tempfile.TemporaryDirectory(prefix="gnnpred-collect-") as scratch:
-        prefixes = sorted({each.model.split(":")[0] for each in recipe.configurations})
-        workers = Workers(worker_command, Path(scratch), forked=prefixes)
+        workers = Workers(worker_command, Path(scratch), forked=recipe.model_prefixes)
         engine = make_engine(workers)
         is_cut_off, exports = False, None
         try:

@@ -110,23 +110,19 @@ def _probe(device: str | None, models: list[str]) -> dict[str, Any]:
 
 
 def _measured(task: dict[str, Any], ranks: dict[str, Any] | None) -> dict[str, Any]:
+    from gnnpred.collect.engine import Task
     from gnnpred.collect.measure import measure
     from gnnpred.collect.memory_limit import is_out_of_memory
     from gnnpred.collect.probe import probe
     from gnnpred.collect.ranks import Ranks
-    from gnnpred.collect.recipe import Configuration, MeasureSettings
-    from gnnpred.job import Phase, Precision
 
-    fields = task["configuration"]
-    configuration = Configuration(
-        **{**fields, "precision": Precision(fields["precision"]), "phase": Phase(fields["phase"])}
-    )
+    wanted = Task.of_message(task)
     try:
         result = measure(
-            configuration,
-            MeasureSettings(**task["settings"]),
-            device=task["device"],
-            ranks=Ranks(task["device"], **ranks) if ranks else None,
+            wanted.configuration,
+            wanted.settings,
+            device=wanted.device,
+            ranks=Ranks(wanted.device, **ranks) if ranks else None,
         )
     except GnnpredError as error:
         status = "oom" if is_out_of_memory(error) else "error"

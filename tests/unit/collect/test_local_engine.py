@@ -8,7 +8,7 @@ import pytest
 
 from gnnpred.collect.local_engine import LocalEngine, visible_gpus
 from gnnpred.collect.lookahead import Lookahead
-from gnnpred.collect.rank_group import combined
+from gnnpred.collect.rank_group import most_telling
 from gnnpred.collect.recipe import Configuration
 from gnnpred.collect.runner import collect
 from gnnpred.collect.store import CollectionStore
@@ -114,9 +114,10 @@ def test_what_needs_more_gpus_than_there_are_is_a_row_with_the_reason(tmp_path):
     assert (row["gpus"], row["reason"]) == ("4", "needs 4 processes, this CPU takes 2")
 
 
-def test_without_failures_rank_0_speaks_for_all():
-    replies = {1: {"status": "ok", "result": 1}, 0: {"status": "ok", "result": 0}}
-    assert combined(replies)["result"] == 0
+def test_the_reply_that_says_most_is_taken():
+    replies = [{"status": status, "reason": status} for status in ("ok", "error", "oom", "timeout")]
+    assert most_telling(replies) == {"status": "oom", "reason": "oom"}
+    assert most_telling(replies[:1]) is None
 
 
 def test_as_many_prepare_ahead_as_keep_the_lanes_busy():
