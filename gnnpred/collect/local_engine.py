@@ -77,11 +77,12 @@ class LocalEngine:
 
         def fill() -> None:
             while ready or waiting:
-                if not ready:
-                    prepare()
-                num_needed = min(ready[0].task.num_gpus, num_lanes)
+                task = ready[0].task if ready else waiting[0]
+                num_needed = min(task.num_gpus, num_lanes)
                 if num_needed > len(free):
                     break
+                if not ready:
+                    prepare()
                 lanes = [free.pop(0) for _ in range(num_needed)]
                 group = ready.popleft()
                 gpus = [self._gpus[lane] for lane in lanes] if self._gpus else None

@@ -1,5 +1,6 @@
 """The workers that measure one configuration: one, or one per rank of a distributed step."""
 
+import re
 import time
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -11,6 +12,8 @@ from gnnpred.collect.workers import Worker, Workers
 _GRACE_S = 2.0
 # Which of several ranks' failures says most about the cause.
 _TELLING = ("crash", "oom", "nan", "unsupported", "timeout", "error")
+# What gloo and NCCL say of a peer that is gone: a consequence.
+_LOST_PEER = re.compile(r"(closed|reset) by peer|ncclRemoteError|communicator was aborted")
 
 
 class RemoteRanks(Protocol):
@@ -105,4 +108,8 @@ class RankGroup:
 def most_telling(replies: Iterable[Reply]) -> Reply | None:
     """Of the replies that are not ok, the one that says most about the cause; None where all are ok."""
     failed = [reply for reply in replies if reply["status"] != "ok"]
-    return min(failed, key=lambda reply: _TELLING.index(reply["status"]), default=None)
+    return min(
+        failed,
+        key=lambda reply: (bool(_LOST_PEER.search(reply["reason"])), _TELLING.index(reply["status"])),
+        default=None,
+    )
