@@ -14,6 +14,7 @@ from gnnpred.collect.gpu_monitor import GpuReadings, open_monitor
 from gnnpred.collect.kernel_times import profile_step
 from gnnpred.collect.largest_batch import find_largest_batch
 from gnnpred.collect.memory_limit import is_out_of_memory, limited_memory
+from gnnpred.collect.ranks import Ranks
 from gnnpred.collect.recipe import Configuration, MeasureSettings
 from gnnpred.errors import GnnpredError
 from gnnpred.job import Phase, Precision
@@ -40,17 +41,20 @@ _FLOAT_DTYPES = {Precision.FP64: "float64", Precision.FP16: "float16", Precision
 _AUTOCAST_DTYPES = {Precision.MIXED: "float16", Precision.MIXED_BF16: "bfloat16"}
 
 
-def measure(configuration: Configuration, settings: MeasureSettings, *, device: str) -> dict[str, Any]:
+def measure(
+    configuration: Configuration, settings: MeasureSettings, *, device: str, ranks: Ranks | None = None
+) -> dict[str, Any]:
     """Figures of one configuration on ``device`` (cpu or cuda): times in ms, memory in MiB, power in W, energy in J.
 
-    Raises GnnpredError for a model that cannot be built or run so, torch.OutOfMemoryError as torch does.
+    ``ranks``: the processes of a distributed step, each of which calls this. Raises GnnpredError for a model that
+    cannot be built or run so, torch.OutOfMemoryError as torch does.
     """
     import torch
 
-    torch.manual_seed(_SEED)
+    torch.manual_seed(_SEED + (ranks.rank if ranks else 0))  # every rank has data of its own
     flags = _set_flags(configuration.precision, settings)
     if configuration.batch_size is not None:
-        return {**_measured(configuration, settings, device), **flags}
+        return {**_measured(configuration, settings, device, ranks), **flags}
     started = time.perf_counter()
     with limited_memory(device, settings.largest_batch_memory_gib):
         largest = find_largest_batch(
@@ -91,27 +95,37 @@ def _fits(configuration: Configuration, device: str) -> bool:
             torch.cuda.empty_cache()
 
 
-def _measured(configuration: Configuration, settings: MeasureSettings, device: str) -> dict[str, Any]:
+def _measured(
+    configuration: Configuration, settings: MeasureSettings, device: str, ranks: Ranks | None = None
+) -> dict[str, Any]:
     import torch
 
+    def agreed(value: float) -> float:  # ranks that took different numbers of steps would wait for each other for ever
+        return ranks.agree(value) if ranks else value
+
     started = time.perf_counter()
-    step = _build_step(configuration, device)
+    step = _build_step(configuration, device, ranks)
     built_at = time.perf_counter()
-    warmup_ms, is_stable = _warm_up(step, settings, device)
+    warmup_ms, is_stable = _warm_up(step, settings, device, agreed)
     warmed_at = time.perf_counter()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    num_steps = _num_timed_steps(warmup_ms[-1], settings)
+    num_steps = int(agreed(_num_timed_steps(warmup_ms[-1], settings)))
     monitor = open_monitor(device)
     if monitor is not None:
         monitor.start()
     timed_from = time.perf_counter()
     step_ms = _timed_on_gpu(step, num_steps) if device == "cuda" else _timed_on_host(step, num_steps)
     wall_ms = (time.perf_counter() - timed_from) * 1e3 / num_steps
-    readings, num_window_steps = GpuReadings(), num_steps
-    if monitor is not None:
-        num_window_steps += _run_on(step, settings.min_energy_s - wall_ms * num_steps / 1e3, wall_ms)
-        readings = monitor.stop()
+    num_more = 0
+    if monitor is not None:  # power is averaged for long enough
+        num_more = max(0, math.ceil((settings.min_energy_s - wall_ms * num_steps / 1e3) * 1e3 / wall_ms))
+    num_more = int(agreed(num_more))
+    for _ in range(num_more):
+        step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    readings, num_window_steps = monitor.stop() if monitor is not None else GpuReadings(), num_steps + num_more
     loss = float(step())
     ordered = sorted(step_ms)
     median_ms = statistics.median(step_ms)
@@ -139,25 +153,16 @@ def _measured(configuration: Configuration, settings: MeasureSettings, device: s
         "profile_s": 0.0,
     }
     warnings += readings.warnings()
-    if not configuration.compile and is_profiled(configuration.config_id, settings.profile_share):
+    is_alone = ranks is None  # a rank that cannot be profiled would leave the others waiting
+    if is_alone and not configuration.compile and is_profiled(configuration.config_id, settings.profile_share):
         before = time.perf_counter()
         try:
             result |= profile_step(step, device=device, precision=configuration.precision).as_dict()
         except RuntimeError as error:  # the driver may forbid profiling, or its buffers may not fit: the row stands
             warnings.append(f"operators not timed: {str(error).splitlines()[0][:200]}")
         result["profile_s"] = time.perf_counter() - before
-    return {**result, "warning": "; ".join(filter(None, warnings))}
-
-
-def _run_on(step: "_Step", for_s: float, step_ms: float) -> int:
-    """Steps after the timed ones, so that power is averaged for long enough; returns how many."""
-    import torch
-
-    num_steps = max(0, math.ceil(for_s * 1e3 / step_ms))
-    for _ in range(num_steps):
-        step()
-    torch.cuda.synchronize()
-    return num_steps
+    result = {**result, "warning": "; ".join(filter(None, warnings))}
+    return ranks.joined(result) if ranks else result
 
 
 def _gpu_figures(readings: GpuReadings, num_steps: int, *, has_energy: bool) -> dict[str, Any]:
@@ -221,7 +226,7 @@ class _Step:
         return self._run()
 
 
-def _build_step(configuration: Configuration, device: str) -> _Step:
+def _build_step(configuration: Configuration, device: str, ranks: Ranks | None = None) -> _Step:
     import torch
 
     precision, phase = configuration.precision, configuration.phase
@@ -241,6 +246,9 @@ def _build_step(configuration: Configuration, device: str) -> _Step:
             raise GnnpredError(f"{configuration.model} takes no images: memory format nhwc does not apply")
         module = module.to(memory_format=torch.channels_last)
         inputs = [each.to(memory_format=torch.channels_last) if each.dim() == 4 else each for each in inputs]
+    if ranks:
+        half = _AUTOCAST_DTYPES.get(precision)
+        module = ranks.spread(module, configuration.strategy, getattr(torch, half) if half else None)
     if configuration.compile:
         module = torch.compile(module)
 
@@ -382,7 +390,12 @@ def _epsilon_of(parameters: "list[torch.nn.Parameter]") -> float:
 # ---------------------------------------------------------------------------------------- timing
 
 
-def _warm_up(step: _Step, settings: MeasureSettings, device: str) -> tuple[list[float], bool]:
+_GO_ON, _SETTLED, _LATE = range(3)
+
+
+def _warm_up(
+    step: _Step, settings: MeasureSettings, device: str, agreed: Callable[[float], float]
+) -> tuple[list[float], bool]:
     """Times (ms) of the warm-up steps, and whether they had settled when warm-up ended."""
     import torch
 
@@ -396,9 +409,11 @@ def _warm_up(step: _Step, settings: MeasureSettings, device: str) -> tuple[list[
         times_ms.append((time.perf_counter() - before) * 1e3)
         if len(times_ms) < settings.min_warmup_steps:
             continue
-        if has_settled(times_ms):
+        is_late = time.perf_counter() - started > settings.max_warmup_s
+        decision = agreed(_SETTLED if has_settled(times_ms) else _LATE if is_late else _GO_ON)
+        if decision == _SETTLED:
             return times_ms, True
-        if time.perf_counter() - started > settings.max_warmup_s:
+        if decision == _LATE:
             break
     return times_ms, has_settled(times_ms, window=min(_WARMUP_WINDOW, len(times_ms) // 2))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnpred.collect.gpu_monitor import nvml_facts, nvml_handle, open_nvml
+from gnnpred.collect.interconnect import links_between, network_ports
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.hardware import find_device
 from gnnpred.units import GB, GIB
@@ -42,6 +43,8 @@ def probe(device: str | None) -> dict[str, Any]:
         "cudnn": "",
         "driver": "",
         "compute_capability": None,
+        "interconnect": "",
+        "network": network_ports(),
     }
     if device == "cpu":
         return {**manifest, "gpu": manifest["cpu"], "num_gpus": max(2, os.cpu_count() or 1)}
@@ -76,7 +79,13 @@ def _driver_facts(properties: Any) -> dict[str, Any]:
     handle = None if nvml is None else nvml_handle(nvml, properties)
     if handle is None:
         return {"driver": _driver_version()}
-    return nvml_facts(nvml, handle)
+    return {**nvml_facts(nvml, handle), "interconnect": links_between(nvml, _visible_handles(nvml))}
+
+
+def _visible_handles(nvml: Any) -> list[Any]:
+    import torch
+
+    return [nvml_handle(nvml, torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())]
 
 
 def _listed_name(name: str) -> str:

@@ -39,6 +39,11 @@ class Configuration:
     nodes: int = 1
     strategy: str = ""  # one of STRATEGIES where there are several GPUs
 
+    @classmethod
+    def of_fields(cls, fields: dict[str, Any]) -> "Configuration":
+        """The configuration whose ``asdict`` went through JSON."""
+        return cls(**{**fields, "precision": Precision(fields["precision"]), "phase": Phase(fields["phase"])})
+
     @property
     def gpus_per_node(self) -> int:
         return self.gpus // self.nodes
@@ -99,6 +104,11 @@ class Recipe:
     name: str
     configurations: tuple[Configuration, ...]
     measure: MeasureSettings = field(default_factory=MeasureSettings)
+
+    @property
+    def model_prefixes(self) -> list[str]:
+        """What stands before the colon of its models: the libraries that they come from."""
+        return sorted({each.model.split(":")[0] for each in self.configurations})
 
     @property
     def recipe_id(self) -> str:
@@ -208,6 +218,8 @@ def _configurations_of(sweep: dict[str, Any], where: str) -> list[Configuration]
     memory_formats = [_choice(text, MEMORY_FORMATS, "memory_formats", where) for text in values["memory_formats"]]
     host_copies = [_choice(text, HOST_COPIES, "host_copies", where) for text in values["host_copies"]]
     strategies = [_choice(text, STRATEGIES, "strategies", where) for text in values["strategies"]]
+    if None in values["batch_sizes"] and max(values["gpus"]) > 1:
+        raise GnnpredError(f"{where}: the {LARGEST} batch is searched on one GPU alone: give gpus a sweep of their own")
     layouts = _layouts_of(values["gpus"], values["nodes"], strategies, where)
     if None in values["batch_sizes"] and any(layout["gpus"] > 1 for layout in layouts):
         raise GnnpredError(f"{where}: the largest batch is searched on one GPU: name batch_sizes for several gpus")

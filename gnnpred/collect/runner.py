@@ -84,7 +84,7 @@ def collect(
         raise UsageError(f"unknown device {device!r}: choose one of {', '.join(DEVICES)}")
     deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
     with CollectionStore(out) as store, tempfile.TemporaryDirectory(prefix="gnnpred-collect-") as scratch:
-        workers = Workers(worker_command, Path(scratch))
+        workers = Workers(worker_command, Path(scratch), forked=recipe.model_prefixes)
         engine = make_engine(workers)
         is_cut_off, exports = False, None
         try:
@@ -102,6 +102,7 @@ def collect(
                 is_cut_off = True
         finally:
             engine.end_all()
+            workers.end_all()
             if exports is not None:  # the folder is this recipe's
                 exports.end_all()
                 write_tables(store, recipe)

@@ -120,7 +120,7 @@ def _run_cells(
         "gpu": manifest["gpu"],
         "gpus": configuration.gpus,
         "nodes": configuration.nodes,
-        "interconnect": manifest.get("interconnect", "") if configuration.gpus > 1 else "",
+        "interconnect": _interconnect_of(configuration, manifest),
         "precision": str(configuration.precision),
         "memory_format": configuration.memory_format,
         "compiled": "torch_compile" if configuration.compile else "eager",
@@ -149,6 +149,14 @@ def _run_cells(
         **{name: manifest.get(name) for name in _MACHINE},
         **{name: _figure(result.get(name)) for name in _FIGURES},
     }
+
+
+def _interconnect_of(configuration: Configuration, manifest: dict[str, Any]) -> str:
+    """The links that the ranks used, as ``names_from_text`` of gnnpred.communication.fabrics reads them."""
+    links = [manifest.get("interconnect", "")] if configuration.gpus_per_node > 1 else []
+    if configuration.nodes > 1:
+        links.append(manifest.get("network", ""))
+    return " + ".join(filter(None, links))
 
 
 def _figure(value: float | None) -> str:
