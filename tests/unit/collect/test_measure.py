@@ -166,7 +166,7 @@ def test_a_gpu_that_is_watched_adds_figures_and_warnings(monkeypatch):
 
         def stop(self):
             return GpuReadings(
-                sm_clock_mhz=1400, sm_clock_min_mhz=1400, sm_clock_max_mhz=1400, throttle_reasons=("sw_power_cap",),
+                sm_clock_mhz=1400, sm_clock_min_mhz=1400, sm_clock_max_mhz=1400, throttle_reasons=("hw_slowdown",),
                 other_gpu_processes=1, power_w=500.0, energy_j=300.0,
             )  # fmt: skip
 
@@ -176,7 +176,7 @@ def test_a_gpu_that_is_watched_adds_figures_and_warnings(monkeypatch):
     # the window goes on after the timed steps until power is averaged for min_energy_s
     num_steps = 300.0 / result["energy_per_step_j"]
     assert num_steps == pytest.approx(SETTINGS.min_energy_s * 1e3 / result["wall_clock_ms"], rel=0.01, abs=1.01)
-    assert "throttled: sw_power_cap; other processes on the GPU: 1" in result["warning"]
+    assert "throttled: hw_slowdown; other processes on the GPU: 1" in result["warning"]
     assert "energy_j" not in result
 
 

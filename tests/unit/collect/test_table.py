@@ -13,7 +13,8 @@ from gnnpred.runs import run_of_row
 
 MANIFEST = {
     "device": "cuda", "torch": "2.9.0", "os": "Linux 6", "cpu": "Stand-in", "cuda": "12.8", "cudnn": "91002",
-    "driver": "570.86", "gpu": "H200-SXM-141GB", "nccl": "2.27.3", "num_cpus": 16, "host_memory_gib": 128.0, "mig": False,
+    "driver": "570.86", "gpu": "H200-SXM-141GB", "nccl": "2.27.3", "num_cpus": 16, "host_memory_gib": 128.0,
+    "mig": False,
 }  # fmt: skip
 RESULT = {
     "batch_size": 96, "step_time_ms": 12.0, "step_p10_ms": 11.9, "step_p90_ms": 12.1, "wall_clock_ms": 12.0,
