@@ -98,13 +98,13 @@ def _measured(
 
     started = time.perf_counter()
     step = build_step(configuration, device, ranks)
+    monitor = open_monitor(device)  # here: it takes a moment, in which a warm GPU would rest
     built_at = time.perf_counter()
     warmup_ms, is_stable = _warm_up(step, settings, device, agreed)
     warmed_at = time.perf_counter()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     num_steps = int(agreed(_num_timed_steps(warmup_ms[-1], settings)))
-    monitor = open_monitor(device)
     if monitor is not None:
         monitor.start()
     timed_from = time.perf_counter()
