@@ -46,9 +46,19 @@ def test_the_limit_and_the_time_end_the_search():
     found, tried = search(10_000, limit=100)
     assert (found.batch_size, found.ended_early, tried[-1]) == (100, "at the limit of 100", 100)
     found, tried = search(10_000, max_s=10.0, s_per_sample=0.1)
-    # 1 + 2 + ... + 32 samples took 6.3 s; 64 more would end beyond 10 s
+    # 2 + 4 + ... + 32 samples took 6.2 s; 64 more would end beyond 10 s
     assert (found.batch_size, found.ended_early) == (32, "after 10 s")
     assert tried[-1] == 32
+
+
+def test_a_slow_first_try_is_no_measure_of_the_others():
+    now = [0.0]
+
+    def fits(batch_size):
+        now[0] += 30.0 if batch_size == 1 else 0.01
+        return batch_size <= 20
+
+    assert find_largest_batch(fits, limit=64, max_s=10.0, clock=lambda: now[0]).batch_size == 20
 
 
 def test_an_error_that_is_not_of_memory_is_raised():
