@@ -106,9 +106,13 @@ class Recipe:
     measure: MeasureSettings = field(default_factory=MeasureSettings)
 
     @property
-    def model_prefixes(self) -> list[str]:
-        """What stands before the colon of its models: the libraries that they come from."""
-        return sorted({each.model.split(":")[0] for each in self.configurations})
+    def sources_to_import(self) -> list[str]:
+        """One model of each library; of transformers one of each architecture, which imports its code at first use."""
+        found: dict[str, str] = {}
+        for each in self.configurations:
+            prefix = each.model.split(":")[0]
+            found.setdefault(each.model.split("?")[0] if prefix == "hf" else prefix, each.model)
+        return list(found.values())
 
     @property
     def recipe_id(self) -> str:

@@ -84,7 +84,7 @@ def collect(
         raise UsageError(f"unknown device {device!r}: choose one of {', '.join(DEVICES)}")
     deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
     with CollectionStore(out) as store, tempfile.TemporaryDirectory(prefix="gnnpred-collect-") as scratch:
-        workers = Workers(worker_command, Path(scratch), forked=recipe.model_prefixes)
+        workers = Workers(worker_command, Path(scratch), forked=recipe.sources_to_import)
         engine = make_engine(workers)
         is_cut_off, exports = False, None
         try:
