@@ -69,10 +69,15 @@ class Recipe:
     name: str
     configurations: tuple[Configuration, ...]
     measure: MeasureSettings = field(default_factory=MeasureSettings)
+    whole_id: str = ""  # of the recipe that this one is a part of
 
     @property
     def recipe_id(self) -> str:
-        """Changes with every change of what is measured or how; comments and names do not count."""
+        """Changes with every change of what is measured or how; comments and names do not count. A part has its
+        whole's.
+        """
+        if self.whole_id:
+            return self.whole_id
         return json_digest([[asdict(each) for each in self.configurations], asdict(self.measure)])
 
 
