@@ -12,15 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gnnpred.collect.engine import BudgetSpentError
 from gnnpred.errors import GnnpredError
 
 WORKER_COMMAND = (sys.executable, "-m", "gnnpred.collect.worker")
 GO_LINE = b"go\n"
-_POLL_S = 0.05
-
-
-class BudgetSpentError(Exception):
-    """The time budget ended while a worker ran; what it did is not recorded."""
+POLL_S = 0.02
 
 
 class Worker:
@@ -40,26 +37,30 @@ class Worker:
         self._ends = time.monotonic() + limit_s
         self._send(GO_LINE)
 
-    def wait(self, *, deadline: float | None) -> dict[str, Any]:
-        """Its reply, or a status and reason in its place; raises BudgetSpentError at ``deadline``."""
+    def poll(self) -> dict[str, Any] | None:
+        """Its reply, a status and reason in its place where there is none, or None while it works."""
         assert self._ends is not None, "release first"
+        code = self._process.poll()
+        if code is None and time.monotonic() < self._ends:
+            return None
         try:
-            while True:
-                try:
-                    code = self._process.wait(timeout=_POLL_S)
-                    break
-                except subprocess.TimeoutExpired:
-                    now = time.monotonic()
-                if deadline is not None and now >= deadline:
-                    raise BudgetSpentError
-                if now >= self._ends:
-                    return {"status": "timeout", "reason": f"not done after {self._limit_s:g} s", "result": {}}
+            if code is None:
+                return {"status": "timeout", "reason": f"not done after {self._limit_s:g} s", "result": {}}
             try:
                 return json.loads(self._answer.read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 return {"status": "crash", "reason": _crash_reason(code, self._log), "result": {}}
         finally:
             self.end()
+
+    def wait(self, *, deadline: float | None) -> dict[str, Any]:
+        """The reply that :meth:`poll` gives in the end; raises BudgetSpentError at ``deadline`` (monotonic seconds)."""
+        while (reply := self.poll()) is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                self.end()
+                raise BudgetSpentError
+            time.sleep(POLL_S)
+        return reply
 
     @property
     def has_ended(self) -> bool:
@@ -85,19 +86,16 @@ class Worker:
 
 
 class Workers:
-    """Starts workers; ``scratch`` holds their replies, no task goes on beyond ``deadline`` (monotonic seconds)."""
+    """Starts workers with ``command``; ``scratch`` holds their replies."""
 
-    def __init__(self, command: Sequence[str], scratch: Path, deadline: float | None) -> None:
+    def __init__(self, command: Sequence[str], scratch: Path) -> None:
         self._command = tuple(command)
         self._scratch = scratch
-        self._deadline = deadline
         self._numbers = itertools.count()
         self._started: list[Worker] = []
 
     def start(self, task: dict[str, Any]) -> Worker:
-        """A worker that prepares for ``task`` and waits; raises BudgetSpentError after the deadline."""
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            raise BudgetSpentError
+        """A worker that prepares for ``task`` and waits for its release."""
         number = next(self._numbers)
         answer, log = self._scratch / f"{number}.json", self._scratch / f"{number}.log"
         try:
@@ -114,15 +112,11 @@ class Workers:
         worker._send(json.dumps(task).encode() + b"\n")
         return worker
 
-    def wait(self, worker: Worker) -> dict[str, Any]:
-        """The reply of a released worker."""
-        return worker.wait(deadline=self._deadline)
-
-    def run(self, task: dict[str, Any], *, limit_s: float) -> dict[str, Any]:
-        """Start, release, wait."""
+    def run(self, task: dict[str, Any], *, limit_s: float, deadline: float | None = None) -> dict[str, Any]:
+        """Start, release, wait; raises BudgetSpentError at ``deadline``."""
         worker = self.start(task)
         worker.release(limit_s=limit_s)
-        return self.wait(worker)
+        return worker.wait(deadline=deadline)
 
     def end_all(self) -> None:
         """End every worker that is still there."""
