@@ -30,8 +30,8 @@ class Task:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that it needs at the same time (on a CPU: processes)."""
-        return 1
+        """GPUs that it needs on every node at the same time (on a CPU: processes)."""
+        return self.configuration.gpus_per_node
 
     @property
     def limit_s(self) -> float:
@@ -61,8 +61,9 @@ class Engine(Protocol):
     def probe(self, device: str | None, models: Sequence[str], *, deadline: float | None) -> Reply:
         """The reply to :func:`probe_message` where tasks will run: ``result`` has ``manifest`` and ``cpu_device``.
 
-        ``manifest["num_gpus"]`` is how many GPUs a task can have. Raises BudgetSpentError at ``deadline`` (monotonic
-        seconds).
+        ``manifest["num_gpus"]`` is how many GPUs a task can have on a node (on a CPU: processes), and
+        ``manifest["num_nodes"]``, 1 where it is missing, how many nodes. Raises BudgetSpentError at ``deadline``
+        (monotonic seconds).
         """
         ...
 

@@ -40,12 +40,13 @@ def probe(device: str | None) -> dict[str, Any]:
         "compute_capability": None,
     }
     if device == "cpu":
-        return {**manifest, "gpu": manifest["cpu"]}
+        return {**manifest, "gpu": manifest["cpu"], "num_gpus": max(2, os.cpu_count() or 1)}
     if not torch.cuda.is_available():
         raise UsageError("--device cuda: torch sees no CUDA GPU here; use --device cpu")
     return {
         **manifest,
         "gpu": _listed_name(torch.cuda.get_device_name()),
+        "num_gpus": torch.cuda.device_count(),
         "gpu_memory_mib": torch.cuda.get_device_properties(0).total_memory / 2**20,
         "cudnn": str(torch.backends.cudnn.version() or ""),
         "driver": _driver_version(),

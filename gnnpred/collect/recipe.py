@@ -2,6 +2,7 @@
 
 import difflib
 import itertools
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.files import json_digest, read_table, require_known
 from gnnpred.job import MEMORY_FORMATS, Phase, Precision
 
+STRATEGIES = ("ddp", "fsdp")
 OPTIMIZERS = ("sgd", "adam", "adamw")  # those that PyTorch itself has
 _MAX_CONFIGURATIONS = 100_000
 
@@ -27,6 +29,13 @@ class Configuration:
     optimizer: str = "sgd"
     memory_format: str = "nchw"
     compile: bool = False
+    gpus: int = 1  # in all, as many on every node; on a CPU: processes
+    nodes: int = 1
+    strategy: str = ""  # one of STRATEGIES where there are several GPUs
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.gpus // self.nodes
 
     @property
     def config_id(self) -> str:
@@ -144,17 +153,26 @@ _SWEEP_FIELDS: dict[str, tuple[type, tuple[Any, ...]]] = {
     "optimizers": (str, ("sgd",)),
     "memory_formats": (str, ("nchw",)),
     "compile": (bool, (False,)),
+    "gpus": (int, (1,)),
+    "nodes": (int, (1,)),
+    "strategies": (str, ("ddp",)),
 }
 
 
 def _configurations_of(sweep: dict[str, Any], where: str) -> list[Configuration]:
-    """Every combination of the sweep's values; models vary fastest, so that a sweep that is cut off saw them all."""
+    """Every combination of the sweep's values; models vary fastest, so that a sweep that is cut off saw them all.
+
+    Optimizers multiply training alone; numbers of GPUs and strategies multiply what has gradients to exchange. GPUs
+    that cannot be spread evenly over the nodes are left out.
+    """
     require_known(sweep, _SWEEP_FIELDS, where)
     values = {name: _values_of(sweep, name, where) for name in _SWEEP_FIELDS}
     precisions = [_precision_of(text, where) for text in values["precisions"]]
     phases = [_choice(text, tuple(Phase), "phases", where) for text in values["phases"]]
     optimizers = [_choice(text, OPTIMIZERS, "optimizers", where) for text in values["optimizers"]]
     memory_formats = [_choice(text, MEMORY_FORMATS, "memory_formats", where) for text in values["memory_formats"]]
+    strategies = [_choice(text, STRATEGIES, "strategies", where) for text in values["strategies"]]
+    layouts = _layouts_of(values["gpus"], values["nodes"], strategies, where)
     for model in values["models"]:
         prefix, separator, name = model.partition(":")
         if not (prefix and separator and name):
@@ -166,8 +184,9 @@ def _configurations_of(sweep: dict[str, Any], where: str) -> list[Configuration]
         Configuration(
             model=model, batch_size=batch_size, image_size=image_size, seq_len=seq_len, precision=precision,
             phase=Phase(phase), optimizer=optimizer if phase == Phase.TRAIN else "none", memory_format=memory_format,
-            compile=compiled,
+            compile=compiled, **(layout if phase != Phase.INFERENCE else {}),
         )
+        for layout in layouts
         for batch_size, image_size, seq_len, compiled, memory_format, optimizer, phase, precision, model in (
             itertools.product(
                 values["batch_sizes"], values["image_sizes"], values["seq_lens"], values["compile"], memory_formats,
@@ -175,6 +194,17 @@ def _configurations_of(sweep: dict[str, Any], where: str) -> list[Configuration]
             )
         )
     ]  # fmt: skip
+
+
+def _layouts_of(gpus: Sequence[int], nodes: Sequence[int], strategies: list[str], where: str) -> list[dict[str, Any]]:
+    layouts = [
+        {"gpus": num_gpus, "nodes": num_nodes, "strategy": strategy if num_gpus > 1 else ""}
+        for num_gpus, num_nodes, strategy in itertools.product(gpus, nodes, strategies)
+        if num_gpus % num_nodes == 0
+    ]
+    if not layouts:
+        raise GnnpredError(f"{where}: no number of gpus {list(gpus)} can be spread evenly over {list(nodes)} nodes")
+    return layouts
 
 
 def _values_of(sweep: dict[str, Any], name: str, where: str) -> tuple[Any, ...]:

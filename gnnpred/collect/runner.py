@@ -163,7 +163,7 @@ class _Collection:
             if status == "ok":
                 self._export(each, deadline)  # of a call that was cut off
             elif status is None:
-                if reason := unsupported_reason(each.precision, self._manifest):
+                if reason := unsupported_reason(each, self._manifest):
                     self._add(each, {"status": "unsupported", "reason": reason, "result": {}})
                 else:
                     tasks.append(
@@ -190,9 +190,19 @@ class _Collection:
             self._exports.finish(deadline)
 
 
-def unsupported_reason(precision: Precision, manifest: dict[str, Any]) -> str:
-    """Why the device of ``manifest`` cannot run in that precision; "" where it can."""
-    if manifest["device"] == "cpu":
+def unsupported_reason(configuration: Configuration, manifest: dict[str, Any]) -> str:
+    """Why the machine of ``manifest`` cannot run ``configuration``; "" where it can."""
+    precision = configuration.precision
+    is_cpu = manifest["device"] == "cpu"
+    num_gpus, num_nodes = manifest.get("num_gpus", 1), manifest.get("num_nodes", 1)
+    if configuration.nodes > num_nodes:
+        return f"needs {configuration.nodes} nodes, there are {num_nodes}"
+    if configuration.gpus_per_node > num_gpus:
+        unit = "processes" if is_cpu else "GPUs"
+        where = " on every node" if configuration.nodes > 1 else ""
+        there = f"this CPU takes {num_gpus}" if is_cpu else f"there are {num_gpus}"
+        return f"needs {configuration.gpus_per_node} {unit}{where}, {there}"
+    if is_cpu:
         return "tf32 is a format of GPUs: a CPU does not run it" if precision is Precision.TF32 else ""
     capability = manifest["compute_capability"]
     if precision in (Precision.BF16, Precision.MIXED_BF16, Precision.TF32) and capability < AMPERE_COMPUTE_CAPABILITY:

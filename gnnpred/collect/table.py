@@ -20,10 +20,11 @@ RUN_COLUMNS = (
     "gpus", "nodes", "interconnect", "precision", "memory_format", "compiled", "batch_per_gpu", "input", "optimizer",
     "grad_accum", "step_time_ms", "throughput", "throughput_unit", "note", "os", "step_p10_ms", "step_p90_ms",
     "wall_clock_ms", "num_steps", "peak_memory_mib", "cudnn_benchmark", "driver", "cudnn", "cpu", "warning",
+    "strategy", "step_time_slowest_ms",
 )  # fmt: skip
 _FAILED_COLUMNS = (
     "model", "batch_size", "image_size", "seq_len", "precision", "phase", "optimizer", "memory_format", "compile",
-    "status", "reason",
+    "gpus", "nodes", "strategy", "status", "reason",
 )  # fmt: skip
 
 
@@ -62,9 +63,9 @@ def _run_cells(configuration: Configuration, row: StoredRow, graph: tuple[str, s
         "framework_version": manifest["torch"],
         "cuda": manifest["cuda"],
         "gpu": manifest["gpu"],
-        "gpus": 1,
-        "nodes": 1,
-        "interconnect": "",
+        "gpus": configuration.gpus,
+        "nodes": configuration.nodes,
+        "interconnect": manifest.get("interconnect", "") if configuration.gpus > 1 else "",
         "precision": str(configuration.precision),
         "memory_format": configuration.memory_format,
         "compiled": "torch_compile" if configuration.compile else "eager",
@@ -73,7 +74,7 @@ def _run_cells(configuration: Configuration, row: StoredRow, graph: tuple[str, s
         "optimizer": "" if configuration.optimizer == "none" else configuration.optimizer,
         "grad_accum": 1,
         "step_time_ms": f"{result['step_time_ms']:.6g}",
-        "throughput": f"{configuration.batch_size / result['step_time_ms'] * 1e3:.6g}",
+        "throughput": f"{configuration.gpus * configuration.batch_size / result['step_time_ms'] * 1e3:.6g}",
         "throughput_unit": "samples/s",
         "note": "; ".join(notes),
         "os": manifest["os"],
@@ -87,6 +88,8 @@ def _run_cells(configuration: Configuration, row: StoredRow, graph: tuple[str, s
         "cudnn": manifest["cudnn"],
         "cpu": manifest["cpu"],
         "warning": result["warning"],
+        "strategy": configuration.strategy,
+        "step_time_slowest_ms": f"{result['step_time_slowest_ms']:.6g}" if configuration.gpus > 1 else "",
     }
 
 

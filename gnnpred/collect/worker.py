@@ -1,16 +1,20 @@
 """A process that does one task for ``gnnpred collect`` and ends: ``python -m gnnpred.collect.worker REPLY``.
 
-The first line of standard input is the task as JSON. The process imports what it needs, waits for a second line, does
-the task and writes the answer to the file REPLY. Standard input stays open as long as the parent lives: when it closes,
-the parent was killed, and this process ends at once, so that it cannot disturb what a next ``collect`` measures.
+The first line of standard input is the task as JSON. The process imports what it needs and waits for a second line,
+``{"gpus": CUDA_VISIBLE_DEVICES, "ranks": ...}``, that says where: both may be missing, ``ranks`` are the arguments of
+:class:`gnnpred.collect.ranks.Ranks`. Then it does the task and writes the answer to the file REPLY. Standard input
+stays open as long as the parent lives: when it closes, the parent was killed, and this process ends at once, so that it
+cannot disturb what a next ``collect`` measures.
 """
 
 import contextlib
 import importlib
 import json
 import os
+import queue
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +24,27 @@ _PARENT_GONE = 3
 _LIBRARIES = {"timm": "timm", "torchvision": "torchvision.models", "hf": "transformers"}
 
 
-def main() -> None:
+def main(reply_file: str) -> None:
+    started = time.monotonic()
     task = json.loads(sys.stdin.readline())
-    released = threading.Event()
+    released: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_listen, args=(released,), daemon=True).start()
     prepare(task)
-    released.wait()
-    reply = json.dumps(run_task(task))
-    Path(sys.argv[1]).write_text(reply, encoding="utf-8")
+    prepare_s = time.monotonic() - started
+    go = json.loads(released.get())
+    if "gpus" in go:  # CUDA looks at it when a process first uses a GPU
+        os.environ["CUDA_VISIBLE_DEVICES"] = go["gpus"]
+    reply = {**run_task(task, go.get("ranks")), "prepare_s": prepare_s}
+    Path(reply_file).write_text(json.dumps(reply), encoding="utf-8")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # libraries' clean-up may take seconds or crash; everything is written
 
 
-def _listen(released: threading.Event) -> None:
-    sys.stdin.readline()
-    released.set()
-    sys.stdin.read()
+def _listen(released: "queue.Queue[str]") -> None:
+    if line := sys.stdin.readline():
+        released.put(line)
+        sys.stdin.read()
     os._exit(_PARENT_GONE)
 
 
@@ -53,7 +61,7 @@ def prepare(task: dict[str, Any]) -> None:
             importlib.import_module(name)
 
 
-def run_task(task: dict[str, Any]) -> dict[str, Any]:
+def run_task(task: dict[str, Any], ranks: dict[str, Any] | None = None) -> dict[str, Any]:
     """``{"status", "reason", "result"}`` of a task; only what no one expects is raised."""
     kind = task["task"]
     try:
@@ -123,4 +131,4 @@ def _exported(task: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -16,7 +16,6 @@ from gnnpred.collect.engine import BudgetSpentError
 from gnnpred.errors import GnnpredError
 
 WORKER_COMMAND = (sys.executable, "-m", "gnnpred.collect.worker")
-GO_LINE = b"go\n"
 POLL_S = 0.02
 
 
@@ -31,11 +30,11 @@ class Worker:
         self._ends: float | None = None
         self._limit_s = 0.0
 
-    def release(self, *, limit_s: float) -> None:
-        """Let it do its task, in ``limit_s`` from now."""
+    def release(self, *, limit_s: float, go: dict[str, Any] | None = None) -> None:
+        """Let it do its task, in ``limit_s`` from now; ``go`` says where (:mod:`gnnpred.collect.worker`)."""
         self._limit_s = limit_s
         self._ends = time.monotonic() + limit_s
-        self._send(GO_LINE)
+        self._send(json.dumps(go or {}).encode() + b"\n")
 
     def poll(self) -> dict[str, Any] | None:
         """Its reply, a status and reason in its place where there is none, or None while it works."""
@@ -96,8 +95,7 @@ class Workers:
 
     def start(self, task: dict[str, Any]) -> Worker:
         """A worker that prepares for ``task`` and waits for its release."""
-        number = next(self._numbers)
-        answer, log = self._scratch / f"{number}.json", self._scratch / f"{number}.log"
+        answer, log = self.new_path("json"), self.new_path("log")
         try:
             with log.open("wb") as sink:
                 process = subprocess.Popen(
@@ -111,6 +109,10 @@ class Workers:
         self._started = [other for other in self._started if not other.has_ended] + [worker]
         worker._send(json.dumps(task).encode() + b"\n")
         return worker
+
+    def new_path(self, suffix: str) -> Path:
+        """A file of the scratch folder that no one else has."""
+        return self._scratch / f"{next(self._numbers)}.{suffix}"
 
     def run(self, task: dict[str, Any], *, limit_s: float, deadline: float | None = None) -> dict[str, Any]:
         """Start, release, wait; raises BudgetSpentError at ``deadline``."""

@@ -159,8 +159,8 @@ def test_overlapped_work_leaves_the_device_idle_less_than_35_per_cent_and_gives_
     busy = tmp_path / "busy"
     for name, value in (("DELAY_S", 0.5), ("IMPORT_S", 0.4), ("EXPORT_S", 1.0), ("BUSY", busy)):
         monkeypatch.setenv(f"STAND_IN_{name}", str(value))
-    run(recipe, tmp_path / "overlapped", make_engine=partial(LocalEngine, overlaps=True))
-    spans = [tuple(map(float, line.split())) for line in busy.read_text().splitlines()]
+    run(recipe, tmp_path / "overlapped", make_engine=partial(LocalEngine, overlaps=True, max_ahead=2))
+    spans = [tuple(map(float, line.split()[:2])) for line in busy.read_text().splitlines()]
     assert len(spans) == 12
     assert all(spans[i][1] <= spans[i + 1][0] for i in range(11)), "two measurements at once disturb each other"
     assert 1 - sum(end - begin for begin, end in spans) / (spans[-1][1] - spans[0][0]) < 0.35
@@ -239,6 +239,20 @@ def test_interrupting_ends_the_worker_and_leaves_the_tables(tmp_path, log):
     ],
 )
 def test_a_gpu_without_the_unit_is_told_before_anything_runs(precision, capability, words):
-    reason = unsupported_reason(precision, {"device": "cuda", "gpu": "T4", "compute_capability": capability})
+    manifest = {"device": "cuda", "gpu": "T4", "compute_capability": capability}
+    reason = unsupported_reason(Configuration(model="x:good", batch_size=1, precision=precision), manifest)
     assert words in reason
     assert bool(reason) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ({"gpus": 4, "strategy": "ddp"}, ""),
+        ({"gpus": 8, "strategy": "ddp"}, "needs 8 GPUs, there are 4"),
+        ({"gpus": 8, "nodes": 2, "strategy": "ddp"}, "needs 2 nodes, there are 1"),
+    ],
+)
+def test_more_gpus_or_nodes_than_there_are_is_told_before_anything_runs(layout, words):
+    manifest = {"device": "cuda", "gpu": "H100", "compute_capability": 9.0, "num_gpus": 4}
+    assert unsupported_reason(Configuration(model="x:good", batch_size=1, **layout), manifest) == words
