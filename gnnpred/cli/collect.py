@@ -1,5 +1,6 @@
 """gnnpred collect: measure training steps on this machine."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,9 +63,19 @@ def collect(
             if merge_only:
                 _show_merged(merged, as_json=as_json)
                 return
+        options = {"device": device, "time_budget_s": budget_s}
         try:
-            with progress_bar() as advance:
-                report = collect_rows(settings, out, device=device, time_budget_s=budget_s, on_progress=advance)
+            if settings.kind == "collectives":
+                from gnnpred.collect.collective_runner import Place, collect_collectives
+
+                place = Place.of_environment(os.environ)
+                with progress_bar(show=place is None or place.rank == 0) as advance:
+                    report = collect_collectives(settings, out, place=place, on_progress=advance, **options)
+                if report is None:  # another rank speaks
+                    return
+            else:
+                with progress_bar() as advance:
+                    report = collect_rows(settings, out, on_progress=advance, **options)
         except KeyboardInterrupt:
             typer.echo("interrupted: what is measured is kept, the same command continues", err=True)
             raise typer.Exit(130) from None
@@ -88,6 +99,9 @@ def collect(
         typer.echo("! the time budget ended: the same command continues")
     if shard is not None:
         typer.echo(f"gnnpred collect --recipe {recipe} --out {whole} --merge-only")
+        return
+    if settings.kind == "collectives":
+        typer.echo(report.runs_file)
         return
     own_device = f" --device-file {report.device_file}" if report.device_file else ""
     typer.echo(f"gnnpred score {report.runs_file}{own_device}")

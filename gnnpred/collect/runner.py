@@ -37,10 +37,11 @@ class CollectReport:
     warnings: tuple[str, ...]
     is_cut_off: bool  # by the time budget
     device_file: Path | None  # of a CPU, which the list of GPUs does not hold
+    runs_name: str = RUNS_FILE
 
     @property
     def runs_file(self) -> Path:
-        return self.folder / RUNS_FILE
+        return self.folder / self.runs_name
 
     @property
     def failed_file(self) -> Path:

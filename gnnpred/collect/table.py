@@ -12,6 +12,7 @@ from gnnpred.files import replaced_when_done
 from gnnpred.job import Phase, Precision
 
 RUNS_FILE = "runs.csv"
+COLLECTIVES_FILE = "collectives.csv"
 FAILED_FILE = "failed.csv"
 DEVICE_FILE = "device.toml"
 
@@ -30,6 +31,11 @@ _FAILED_COLUMNS = (
 
 def write_tables(store: CollectionStore, recipe: Recipe) -> None:
     """Write both tables anew from the store, rows in the recipe's order."""
+    if recipe.kind == "collectives":
+        from gnnpred.collect.collective_table import write_collective_tables
+
+        write_collective_tables(store, recipe)
+        return
     rows = {row.config_id: row for row in store.rows()}
     graphs = store.graphs()
     runs, failed = [], []
@@ -41,8 +47,8 @@ def write_tables(store: CollectionStore, recipe: Recipe) -> None:
             runs.append(_run_cells(configuration, row, graphs.get(configuration.graph_id, ("", "")), recipe))
         else:
             failed.append({**row.configuration, "status": row.status, "reason": row.reason})
-    _write(store.folder / RUNS_FILE, RUN_COLUMNS, runs)
-    _write(store.folder / FAILED_FILE, _FAILED_COLUMNS, failed)
+    write_csv(store.folder / RUNS_FILE, RUN_COLUMNS, runs)
+    write_csv(store.folder / FAILED_FILE, _FAILED_COLUMNS, failed)
 
 
 def _run_cells(configuration: Configuration, row: StoredRow, graph: tuple[str, str], recipe: Recipe) -> dict[str, Any]:
@@ -98,7 +104,8 @@ def _library_of(model: str) -> str:
     return {"timm": "timm", "torchvision": "torchvision", "hf": "transformers"}.get(prefix, "user")
 
 
-def _write(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+    """Write a table, complete or not at all; raises GnnpredError."""
     try:
         with replaced_when_done(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, columns, lineterminator="\n")
