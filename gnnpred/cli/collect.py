@@ -10,8 +10,12 @@ from gnnpred.cli.options import AsJson
 from gnnpred.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gnnpred.collect.ray_engine import RayEngine
     from gnnpred.collect.shards import MergeReport
 
+ENGINES = ("local", "ray")
 _MAX_WARNINGS_SHOWN = 10
 
 
@@ -36,6 +40,19 @@ def collect(
     merge_only: Annotated[
         bool, typer.Option("--merge-only", help="Take in the rows of the shards in DIR; measure nothing.")
     ] = False,
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="local|ray", help="This machine, or the nodes of a Ray cluster.")
+    ] = "local",
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address", metavar="HOST:PORT", help="Default: RAY_ADDRESS, else Ray on this machine alone."
+        ),
+    ] = None,
+    ray_accelerator: Annotated[
+        str | None,
+        typer.Option("--ray-accelerator", metavar="TYPE", help="Which GPUs of a cluster that has several types: H100."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a recipe's training steps here; killed or stopped, the same command continues.
@@ -44,6 +61,10 @@ def collect(
     """
     from gnnpred.cli.extras import needs_extra
 
+    if engine not in ENGINES:
+        raise UsageError(f"unknown engine {engine!r}: choose one of {', '.join(ENGINES)}")
+    if engine != "ray" and (ray_address or ray_accelerator):
+        raise UsageError("--ray-address and --ray-accelerator go with --engine ray")
     with needs_extra("models"):
         from gnnpred.cli.progress import progress_bar
         from gnnpred.collect.recipe import find_recipe, load_recipe
@@ -66,6 +87,8 @@ def collect(
         options = {"device": device, "time_budget_s": budget_s}
         try:
             if settings.kind == "collectives":
+                if engine == "ray":
+                    raise UsageError("collectives run on one machine or under torchrun, not with --engine ray")
                 from gnnpred.collect.collective_runner import Place, collect_collectives
 
                 place = Place.of_environment(os.environ)
@@ -74,6 +97,8 @@ def collect(
                 if report is None:  # another rank speaks
                     return
             else:
+                if engine == "ray":
+                    options["make_engine"] = ray_engine(ray_address, ray_accelerator)
                 with progress_bar() as advance:
                     report = collect_rows(settings, out, on_progress=advance, **options)
         except KeyboardInterrupt:
@@ -105,6 +130,16 @@ def collect(
         return
     own_device = f" --device-file {report.device_file}" if report.device_file else ""
     typer.echo(f"gnnpred score {report.runs_file}{own_device}")
+
+
+def ray_engine(address: str | None, accelerator: str | None) -> "Callable[[object], RayEngine]":
+    """What makes the engine of a Ray cluster; raises UsageError where Ray is not installed."""
+    from gnnpred.cli.extras import needs_extra
+
+    with needs_extra("ray"):
+        from gnnpred.collect.ray_engine import RayEngine
+
+    return lambda _workers: RayEngine(address=address, accelerator=accelerator)
 
 
 def _show_merged(merged: "MergeReport", *, as_json: bool) -> None:

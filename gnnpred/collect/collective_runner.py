@@ -119,8 +119,8 @@ def collect_collectives(
 ) -> CollectReport | None:
     """Time what ``out`` lacks of ``recipe`` and of what this machine's GPUs (or ``place``) can do.
 
-    Calls for other numbers of GPUs and nodes stay without a row, for a call that has them. None on all ranks of
-    ``place`` but the first. Raises as :func:`gnnpred.collect.runner.collect`, GnnpredError also where ranks cannot start.
+    Collectives for other numbers of GPUs and nodes stay without a row, for a run that has them. None on all ranks of
+    ``place`` but the first. Raises as :func:`gnnpred.collect.runner.collect`, GnnpredError where ranks cannot start.
     """
     deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
     with tempfile.TemporaryDirectory(prefix="gnnpred-collect-") as scratch:

@@ -14,14 +14,13 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import ray
 
 from gnnpred.collect.engine import PROBE_LIMIT_S, BudgetSpentError, Reply, Task, probe_message
 from gnnpred.collect.ray_lane import Lane
 from gnnpred.errors import GnnpredError, UsageError
-
-if TYPE_CHECKING:
-    import ray
 
 _CONNECT_LIMIT_S = 5.0
 _HEALTH_LIMIT_S = 30.0
@@ -62,8 +61,6 @@ class RayEngine:
         self._is_connected = False
 
     def probe(self, device: str | None, models: Sequence[str], *, deadline: float | None) -> Reply:
-        import ray
-
         self._connect()
         self._device = device or ("cuda" if ray.cluster_resources().get("GPU", 0) >= 1 else "cpu")
         self.overlaps = self._device == "cuda"
@@ -103,8 +100,6 @@ class RayEngine:
     def end_all(self) -> None:
         if not self._is_connected:
             return
-        import ray
-
         self._is_connected = False
         with contextlib.suppress(ray.exceptions.RayError):
             for lane in self._lanes:
@@ -118,8 +113,6 @@ class RayEngine:
         self, num_gpus: int, tasks: Sequence[Task], deadline: float | None
     ) -> Iterator[tuple[Task, Reply]]:
         """Tasks that need the same number of GPUs on one node, over as many lanes as there can be."""
-        import ray
-
         queue = _Queue(tasks)
         num_lanes = max(1, sum(size // num_gpus for size in self._node_sizes()))
         idle = [self._new_lane(num_gpus) for _ in range(min(num_lanes, len(tasks)))]
@@ -158,10 +151,8 @@ class RayEngine:
         for lane in idle:
             self._end_lane(lane)
 
-    def _reply_of(self, answer: "ray.ObjectRef", queue: "_Queue", task: Task) -> tuple[Reply | None, bool]:
+    def _reply_of(self, answer: ray.ObjectRef, queue: "_Queue", task: Task) -> tuple[Reply | None, bool]:
         """The reply, None where the task is tried again, and whether the lane is lost."""
-        import ray
-
         try:
             reply = ray.get(answer)
         except ray.exceptions.OutOfMemoryError as error:
@@ -185,8 +176,6 @@ class RayEngine:
 
     def _connect(self) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        import ray
-
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if self._address == "local":
             options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
@@ -224,8 +213,6 @@ class RayEngine:
             raise UsageError(f"--ray-accelerator {self._accelerator!r}: the Ray cluster {listed}")
 
     def _nodes(self) -> list[dict[str, Any]]:
-        import ray
-
         return [node for node in ray.nodes() if node["Alive"]]
 
     def _node_sizes(self) -> list[int]:
@@ -241,8 +228,6 @@ class RayEngine:
         return f"{count} {'GPU' if self._device == 'cuda' else 'core'}{'s' if count > 1 else ''}"
 
     def _new_lane(self, num_gpus: int) -> Any:
-        import ray
-
         needs: dict[str, Any] = {"num_cpus": num_gpus}
         environment = {name: os.environ.get(name) for name in ("PYTHONPATH",)}
         if self._device == "cuda":
@@ -263,8 +248,6 @@ class RayEngine:
 
     def _end_lane(self, lane: Any) -> None:
         """Give back what it holds."""
-        import ray
-
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(lane.close.remote(), timeout=_CLOSE_LIMIT_S)
         with contextlib.suppress(ray.exceptions.RayError):
@@ -331,6 +314,8 @@ def _check_address(address: str) -> None:
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise GnnpredError(f"{silent} (something else listens there)") from error
+    if done.returncode and b"AuthenticationError" in done.stderr:
+        raise GnnpredError(f"the Ray cluster at {address} asks for its token: set RAY_AUTH_MODE=token (Ray's manual)")
     if done.returncode:
         raise GnnpredError(f"{silent} (its health check failed)")
 

@@ -1,6 +1,7 @@
 """collect through its arguments on this CPU, its rows scored and calibrated, and what is wrong with its input."""
 
 import csv
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -105,6 +106,9 @@ def test_cuda_without_a_gpu_is_one_line(cli, tmp_path):
         (("--recipe", "smok"), "not found"),
         (("--recipe", "smoke", "--time-budget", "12"), "--time-budget '12'"),
         (("--recipe", "smoke", "--device", "tpu"), "unknown device 'tpu'"),
+        (("--recipe", "smoke", "--engine", "dask"), "unknown engine 'dask'"),
+        (("--recipe", "smoke", "--ray-address", "head:6379"), "go with --engine ray"),
+        (("--recipe", "collectives", "--engine", "ray"), "not with --engine ray"),
         (("--recipe", "smoke", "--shard", "0/3"), "parts count from 1"),
         (("--recipe", "smoke", "--shard", "third"), "write I/N"),
         (("--recipe", "smoke", "--shard", "100/100"), "none for this part"),
@@ -117,6 +121,14 @@ def test_wrong_options_are_one_line(cli, tmp_path, arguments, words):
     assert (outcome.code, outcome.is_one_error_line()) == (2, True)
     assert words in outcome.err
     assert not (tmp_path / "out").exists()
+
+
+def test_ray_that_is_not_installed_is_one_line(cli, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "gnnpred.collect.ray_engine", raising=False)
+    outcome = cli("collect", "--recipe", "smoke", "--out", tmp_path / "out", "--engine", "ray")
+    assert (outcome.code, outcome.is_one_error_line()) == (2, True)
+    assert "pip install 'gnnpred[ray]'" in outcome.err
 
 
 def test_an_interrupted_collection_says_how_it_goes_on(cli, tmp_path, monkeypatch):

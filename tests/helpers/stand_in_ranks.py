@@ -19,8 +19,12 @@ RESULT = {
 
 
 def time_calls(task, rank):
-    lines = open(task["lines"], "w") if rank == 0 else open(os.devnull, "w")
-    print(json.dumps({"manifest": MANIFEST}), file=lines, flush=True)
+    def write(content):
+        if rank == 0:
+            with open(task["lines"], "a") as lines:
+                lines.write(json.dumps(content) + "\n")
+
+    write({"manifest": MANIFEST})
     for call in task["calls"]:
         time.sleep(float(os.environ.get("STAND_IN_DELAY_S", "0")))
         if call["num_bytes"] == 3:
@@ -30,7 +34,7 @@ def time_calls(task, rank):
         if call["num_bytes"] == 5:
             time.sleep(60)
         result = {**RESULT, "num_bytes": call["num_bytes"]}
-        print(json.dumps({"status": "ok", "reason": "", "result": result}), file=lines, flush=True)
+        write({"status": "ok", "reason": "", "result": result})
 
 
 def main():
