@@ -67,12 +67,17 @@ def collect(
         raise UsageError("--ray-address and --ray-accelerator go with --engine ray")
     with needs_extra("models"):
         from gnnpred.cli.progress import progress_bar
+        from gnnpred.collect.nodes import join_nodes
         from gnnpred.collect.recipe import find_recipe, load_recipe
         from gnnpred.collect.runner import collect as collect_rows
         from gnnpred.collect.shards import Shard, merge_shards, shard_folders
 
         settings = load_recipe(find_recipe(recipe))
         budget_s = None if time_budget is None else seconds_of(time_budget)
+        if settings.kind == "collectives":
+            if engine == "ray":
+                raise UsageError("collectives run on one machine or under torchrun, not with --engine ray")
+            from gnnpred.collect.collective_runner import collect_collectives as collect_rows
         whole = out
         if shard is not None:
             if merge_only:
@@ -84,23 +89,16 @@ def collect(
             if merge_only:
                 _show_merged(merged, as_json=as_json)
                 return
-        options = {"device": device, "time_budget_s": budget_s}
+        make_engine = (
+            join_nodes(os.environ, settings) if engine == "local" else ray_engine(ray_address, ray_accelerator)
+        )
+        if make_engine is None:  # the first node speaks
+            return
         try:
-            if settings.kind == "collectives":
-                if engine == "ray":
-                    raise UsageError("collectives run on one machine or under torchrun, not with --engine ray")
-                from gnnpred.collect.collective_runner import Place, collect_collectives
-
-                place = Place.of_environment(os.environ)
-                with progress_bar(show=place is None or place.rank == 0) as advance:
-                    report = collect_collectives(settings, out, place=place, on_progress=advance, **options)
-                if report is None:  # another rank speaks
-                    return
-            else:
-                if engine == "ray":
-                    options["make_engine"] = ray_engine(ray_address, ray_accelerator)
-                with progress_bar() as advance:
-                    report = collect_rows(settings, out, on_progress=advance, **options)
+            with progress_bar() as advance:
+                report = collect_rows(
+                    settings, out, device=device, time_budget_s=budget_s, on_progress=advance, make_engine=make_engine
+                )
         except KeyboardInterrupt:
             typer.echo("interrupted: what is measured is kept, the same command continues", err=True)
             raise typer.Exit(130) from None

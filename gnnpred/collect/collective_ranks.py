@@ -7,11 +7,10 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from gnnpred.collect.collective_launch import CollectiveLaunch
 from gnnpred.collect.collective_recipe import TORCH_DTYPES, CollectiveCall
 from gnnpred.collect.measure import has_settled, timed_on_gpu, timed_on_host
 from gnnpred.collect.recipe import MeasureSettings
@@ -24,24 +23,28 @@ if TYPE_CHECKING:
 UNSTEADY_SPREAD_PCT = 50.0  # p10 to p90 of microseconds spans more than that of whole steps
 _WINDOW = 5  # calls between two looks at whether times have settled
 _MIN_TIMED = 5
-_START_LIMIT_S = 120.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Ranks:
-    """This rank, and the group that agrees on what to do beside the one that is timed."""
+    """This rank, and the group on the CPU that agrees on what to do beside the one that is timed."""
 
-    rank: int
-    size: int
-    device: str
-    control: Any
+    def __init__(self, device: str, place: dict[str, Any]) -> None:
+        import torch.distributed as dist
+
+        from gnnpred.collect.ranks import Ranks
+
+        Ranks(device, **place)
+        self.rank: int = place["rank"]
+        self.size: int = place["world_size"]
+        self.device = device
+        self._control = dist.new_group(backend="gloo")
 
     def agree(self, value: Any) -> Any:
         """Rank 0's value on every rank."""
         import torch.distributed as dist
 
         box = [value]
-        dist.broadcast_object_list(box, 0, group=self.control)
+        dist.broadcast_object_list(box, 0, group=self._control)
         return box[0]
 
     def all_of(self, value: Any) -> list[Any]:
@@ -49,42 +52,29 @@ class _Ranks:
         import torch.distributed as dist
 
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.control)
+        dist.all_gather_object(values, value, group=self._control)
         return values
 
 
 def time_collectives(task: dict[str, Any], place: dict[str, Any]) -> dict[str, Any]:
-    """Time rank 0's ``task["calls"]`` in turn; every rank of ``place`` calls this.
+    """Time the calls of a :class:`~gnnpred.collect.collective_launch.CollectiveLaunch`; every rank of ``place`` does.
 
-    Rank 0 appends to the file ``task["lines"]``: first the manifest, then ``{"status", "reason", "result"}`` per call.
-    Raises GnnpredError where no process group can be made.
+    Rank 0 appends to the launch's file: first the manifest, then ``{"status", "reason", "result"}`` per call. Raises
+    GnnpredError where no process group can be made.
     """
-    import torch
-    import torch.distributed as dist
-
-    device = task["device"]
-    backend = "nccl" if device == "cuda" else "gloo"
-    if device == "cuda":
-        torch.cuda.set_device(place["local_rank"])
+    launch = CollectiveLaunch.of_message(task)
     try:
-        dist.init_process_group(
-            backend, init_method=place["init_method"], rank=place["rank"], world_size=place["world_size"],
-            timeout=timedelta(seconds=_START_LIMIT_S + task["settings"]["time_limit_s"]),
-        )  # fmt: skip
-        control = dist.new_group(backend="gloo")
+        ranks = _Ranks(launch.device, place)
     except (RuntimeError, ValueError) as error:
         raise GnnpredError(f"cannot start a process group: {_first_line(error)}") from error
-    ranks = _Ranks(rank=place["rank"], size=place["world_size"], device=device, control=control)
-    settings = MeasureSettings(**task["settings"])
-    calls = [CollectiveCall(**fields) for fields in ranks.agree(task["calls"])]
     if ranks.rank:
-        for call in calls:
-            _timed(call, ranks, settings)
+        for call in launch.calls:
+            _timed(call, ranks, launch.settings)
         return {}
-    with Path(task["lines"]).open("w", encoding="utf-8") as lines:
-        _write_line(lines, {"manifest": _manifest(device, backend)})
-        for call in calls:
-            _write_line(lines, _timed(call, ranks, settings))
+    with Path(launch.lines).open("w", encoding="utf-8") as lines:
+        _write_line(lines, {"manifest": _manifest(launch.device)})
+        for call in launch.calls:
+            _write_line(lines, _timed(call, ranks, launch.settings))
     return {}
 
 
@@ -93,13 +83,14 @@ def _write_line(lines: TextIO, content: dict[str, Any]) -> None:
     lines.flush()
 
 
-def _manifest(device: str, backend: str) -> dict[str, Any]:
+def _manifest(device: str) -> dict[str, Any]:
     import torch
+    import torch.distributed as dist
 
     from gnnpred.collect.probe import probe
 
-    nccl = ".".join(map(str, torch.cuda.nccl.version())) if backend == "nccl" else ""
-    return {**probe(device), "backend": backend, "nccl": nccl}
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if device == "cuda" else ""
+    return {**probe(device), "backend": dist.get_backend(), "nccl": nccl}
 
 
 def _timed(call: CollectiveCall, ranks: _Ranks, settings: MeasureSettings) -> dict[str, Any]:
@@ -168,7 +159,7 @@ def _first_failure(ranks: _Ranks, own: dict[str, Any] | None) -> dict[str, Any] 
 def _failure_of(error: Exception) -> dict[str, Any]:
     import torch.distributed as dist
 
-    from gnnpred.collect.worker import is_out_of_memory
+    from gnnpred.collect.memory_limit import is_out_of_memory
 
     status = "unsupported"
     if is_out_of_memory(error):

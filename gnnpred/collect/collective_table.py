@@ -7,7 +7,7 @@ from gnnpred.collect.recipe import Recipe
 from gnnpred.collect.store import CollectionStore, StoredRow
 from gnnpred.collect.table import COLLECTIVES_FILE, FAILED_FILE, write_csv
 from gnnpred.communication.collectives import estimate_collective
-from gnnpred.communication.fabrics import resolve_fabric
+from gnnpred.communication.fabrics import names_from_text, resolve_fabric
 from gnnpred.errors import GnnpredError
 from gnnpred.hardware import find_device
 
@@ -43,8 +43,8 @@ def _cells(call: CollectiveCall, row: StoredRow, recipe: Recipe) -> dict[str, An
         "gpu": manifest["gpu"],
         "gpus": call.gpus,
         "nodes": call.nodes,
-        "interconnect_intra": manifest.get("interconnect", ""),
-        "interconnect_inter": manifest.get("inter_node", ""),
+        "interconnect_intra": manifest["interconnect"] if call.gpus_per_node > 1 else "",
+        "interconnect_inter": manifest["network"] if call.nodes > 1 else "",
         "nccl_version": manifest["nccl"],
         "collective": call.operation,
         "dtype": call.dtype,
@@ -76,10 +76,10 @@ def predicted(call: CollectiveCall, num_bytes: int, manifest: dict[str, Any]) ->
     if manifest["device"] != "cuda":
         return None, ""
     try:
+        intra, inter = names_from_text(f"{manifest['interconnect']} + {manifest['network']}")
         fabric = resolve_fabric(
-            device=find_device(manifest["gpu"]), gpus=call.gpus, nodes=call.nodes,
-            interconnect=manifest.get("interconnect", ""), inter_node=manifest.get("inter_node", ""),
-        )  # fmt: skip
+            device=find_device(manifest["gpu"]), gpus=call.gpus, nodes=call.nodes, interconnect=intra, inter_node=inter
+        )
         estimate = estimate_collective(
             call.operation, num_bytes, fabric, dtype=call.dtype, nccl_version=manifest["nccl"]
         )

@@ -47,6 +47,15 @@ class Task:
             "device": self.device,
         }
 
+    @classmethod
+    def of_message(cls, message: dict[str, Any]) -> "Task":
+        """The task of a :meth:`message`."""
+        return cls(
+            configuration=Configuration.of_fields(message["configuration"]),
+            settings=MeasureSettings(**message["settings"]),
+            device=message["device"],
+        )
+
 
 def probe_message(device: str | None, models: Sequence[str]) -> dict[str, Any]:
     """The worker's task that looks at a machine and checks the models' names."""

@@ -5,11 +5,15 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gnnpred.collect.engine import PROBE_LIMIT_S, BudgetSpentError, Reply, Task, probe_message
 from gnnpred.collect.lookahead import Lookahead, most_ahead
 from gnnpred.collect.rank_group import RankGroup
 from gnnpred.collect.workers import POLL_S, Workers
+
+if TYPE_CHECKING:
+    from gnnpred.collect.nodes import OtherNodes
 
 
 @dataclass
@@ -27,6 +31,8 @@ class LocalEngine:
     order of tasks is kept. ``overlaps`` (GPUs, by default): next workers prepare while others measure, so that no lane
     waits for their imports.
 
+    ``others``: more nodes, for tasks that need several; those come first of all.
+
     ``num_lanes`` and ``max_ahead``, the most workers that prepare at once, are found out where they are not given.
     """
 
@@ -37,44 +43,51 @@ class LocalEngine:
         overlaps: bool | None = None,
         num_lanes: int | None = None,
         max_ahead: int | None = None,
+        others: "OtherNodes | None" = None,
     ) -> None:
         self.overlaps = bool(overlaps)
         self._overlaps = overlaps
         self._workers = workers
         self._num_lanes = num_lanes
         self._max_ahead = max_ahead
-        self._gpus: list[str] = []  # as CUDA_VISIBLE_DEVICES names them, one per lane; none on a CPU
+        self.others = others
+        self.gpus: list[str] = []  # as CUDA_VISIBLE_DEVICES names them, one per lane; none on a CPU
 
     def probe(self, device: str | None, models: Sequence[str], *, deadline: float | None) -> Reply:
         reply = self._workers.run(probe_message(device, models), limit_s=PROBE_LIMIT_S, deadline=deadline)
         if reply["status"] == "ok":
             manifest = reply["result"]["manifest"]
+            manifest["num_nodes"] = self.others.num_nodes if self.others else 1
             if manifest["device"] == "cuda":
-                self._gpus = visible_gpus(manifest["num_gpus"], os.environ.get("CUDA_VISIBLE_DEVICES"))
-            self.overlaps = bool(self._gpus) if self._overlaps is None else self._overlaps
+                self.gpus = visible_gpus(manifest["num_gpus"], os.environ.get("CUDA_VISIBLE_DEVICES"))
+            self.overlaps = bool(self.gpus) if self._overlaps is None else self._overlaps
         return reply
 
     def measure(self, tasks: Sequence[Task], *, deadline: float | None) -> Iterator[tuple[Task, Reply]]:
-        num_lanes = self._num_lanes or len(self._gpus) or 1
-        waiting = deque(sorted(tasks, key=lambda task: -task.num_gpus))
+        num_lanes = self._num_lanes or len(self.gpus) or 1
+        waiting = deque(sorted(tasks, key=lambda task: (-task.configuration.nodes, -task.num_gpus)))
         lookahead = Lookahead(num_lanes, self._max_ahead or most_ahead(num_lanes))
         ready: deque[RankGroup] = deque()
         running: list[_Running] = []
         free = list(range(num_lanes))
 
         def prepare() -> None:
-            ready.append(RankGroup(self._workers, waiting.popleft()))
+            task = waiting.popleft()
+            ready.append(RankGroup(self._workers, task, world_size=task.configuration.gpus))
 
         def fill() -> None:
             while ready or waiting:
-                if not ready:
-                    prepare()
-                num_needed = min(ready[0].task.num_gpus, num_lanes)
+                task = ready[0].task if ready else waiting[0]
+                num_needed = min(task.num_gpus, num_lanes)
                 if num_needed > len(free):
                     break
+                if not ready:
+                    prepare()
                 lanes = [free.pop(0) for _ in range(num_needed)]
                 group = ready.popleft()
-                group.release(gpus=[self._gpus[lane] for lane in lanes] if self._gpus else None)
+                gpus = [self.gpus[lane] for lane in lanes] if self.gpus else None
+                is_spread = self.others is not None and group.task.configuration.nodes > 1
+                group.release(gpus=gpus, remote=self.others.start(group.task) if is_spread else None)
                 running.append(_Running(group, lanes))
             while self.overlaps and waiting and sum(group.num_workers for group in ready) < lookahead.num_workers:
                 prepare()
@@ -99,6 +112,8 @@ class LocalEngine:
 
     def end_all(self) -> None:
         self._workers.end_all()
+        if self.others is not None:
+            self.others.end_all()
 
 
 def visible_gpus(num_gpus: int, environment: str | None) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from gnnpred.collect.engine import BudgetSpentError, Engine, Reply, Task
 from gnnpred.collect.exports import Exports
 from gnnpred.collect.local_engine import LocalEngine
-from gnnpred.collect.recipe import Configuration, Recipe
+from gnnpred.collect.recipe import LARGEST, Configuration, Recipe
 from gnnpred.collect.store import CollectionStore
 from gnnpred.collect.table import DEVICE_FILE, FAILED_FILE, RUNS_FILE, write_device_file, write_tables
 from gnnpred.collect.workers import WORKER_COMMAND, Workers
@@ -85,16 +85,17 @@ def collect(
         raise UsageError(f"unknown device {device!r}: choose one of {', '.join(DEVICES)}")
     deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
     with CollectionStore(out) as store, tempfile.TemporaryDirectory(prefix="gnnpred-collect-") as scratch:
-        workers = Workers(worker_command, Path(scratch))
+        workers = Workers(worker_command, Path(scratch), forked=recipe.model_prefixes)
         engine = make_engine(workers)
         is_cut_off, exports = False, None
         try:
-            probed = _probed(engine, device, recipe, deadline)
-            manifest = probed["manifest"]
+            models = list(dict.fromkeys(each.model for each in recipe.configurations))
+            found = probed(engine, device, models, deadline)
+            manifest = found["manifest"]
             store.bind(recipe, f"{manifest['device']} ({manifest['gpu']})")
             exports = Exports(store, workers, recipe)
-            if probed["cpu_device"]:
-                write_device_file(probed["cpu_device"], out)
+            if found["cpu_device"]:
+                write_device_file(found["cpu_device"], out)
             collection = _Collection(recipe, store, engine, exports, manifest)
             try:
                 collection.run(on_progress, deadline)
@@ -102,6 +103,7 @@ def collect(
                 is_cut_off = True
         finally:
             engine.end_all()
+            workers.end_all()
             if exports is not None:  # the folder is this recipe's
                 exports.end_all()
                 write_tables(store, recipe)
@@ -114,18 +116,18 @@ def collect(
         num_measured_now=collection.num_added,
         by_status=dict(Counter(row.status for row in rows).most_common()),
         warnings=tuple(
-            f"{row.configuration['model']} {row.configuration['precision']} batch {row.configuration['batch_size']}: "
+            f"{row.configuration['model']} {row.configuration['precision']} batch {row.configuration['batch_size'] or LARGEST}: "
             f"{row.result['warning']}"
             for row in rows
             if row.result.get("warning")
         ),
         is_cut_off=is_cut_off,
-        device_file=out / DEVICE_FILE if probed["cpu_device"] else None,
+        device_file=out / DEVICE_FILE if found["cpu_device"] else None,
     )
 
 
-def _probed(engine: Engine, device: str | None, recipe: Recipe, deadline: float | None) -> dict[str, Any]:
-    models = list(dict.fromkeys(each.model for each in recipe.configurations))
+def probed(engine: Engine, device: str | None, models: Sequence[str], deadline: float | None) -> dict[str, Any]:
+    """The engine's look at where it measures; raises UsageError and GnnpredError for what is missing there."""
     try:
         reply = engine.probe(device, models, deadline=deadline)
     except BudgetSpentError:
@@ -180,7 +182,7 @@ class _Collection:
         self._exports.finish(deadline)
 
     def _add(self, configuration: Configuration, reply: Reply) -> None:
-        result = {"manifest": self._manifest, **reply["result"]}
+        result = {"manifest": self._manifest, "prepare_s": reply.get("prepare_s"), **reply["result"]}
         self._store.add_row(configuration, status=reply["status"], reason=reply["reason"], result=result)
         self._status_by_id[configuration.config_id] = reply["status"]
         self.num_added += 1

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -13,16 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from gnnpred.collect.engine import BudgetSpentError
+from gnnpred.collect.forking import ForkedProcess, ForkError, ForkServer
 from gnnpred.errors import GnnpredError
 
 WORKER_COMMAND = (sys.executable, "-m", "gnnpred.collect.worker")
 POLL_S = 0.02
+_log = logging.getLogger(__name__)
 
 
 class Worker:
     """A process that imports what its task needs, waits for :meth:`release`, does the task and ends."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", task: dict[str, Any], answer: Path, log: Path) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[bytes] | ForkedProcess", task: dict[str, Any], answer: Path, log: Path
+    ) -> None:
         self.task = task
         self._process = process
         self._answer = answer
@@ -85,30 +90,54 @@ class Worker:
 
 
 class Workers:
-    """Starts workers with ``command``; ``scratch`` holds their replies."""
+    """Starts workers; ``scratch`` holds their replies.
 
-    def __init__(self, command: Sequence[str], scratch: Path) -> None:
+    With ``forked`` (prefixes of models: their libraries are imported once) a fork server starts them where the system
+    and the libraries allow it. Otherwise, and for every other ``command``, each is a fresh Python with its own imports.
+    """
+
+    def __init__(self, command: Sequence[str], scratch: Path, *, forked: Sequence[str] | None = None) -> None:
         self._command = tuple(command)
         self._scratch = scratch
         self._numbers = itertools.count()
         self._started: list[Worker] = []
+        self._forked = forked if sys.platform == "linux" and self._command == WORKER_COMMAND else None
+        self._server: ForkServer | None = None
 
     def start(self, task: dict[str, Any]) -> Worker:
         """A worker that prepares for ``task`` and waits for its release."""
         answer, log = self.new_path("json"), self.new_path("log")
+        process = self._forked_process(answer, log) or self._fresh_process(answer, log)
+        worker = Worker(process, task, answer, log)
+        self._started = [other for other in self._started if not other.has_ended] + [worker]
+        worker._send(json.dumps(task).encode() + b"\n")
+        return worker
+
+    def _forked_process(self, answer: Path, log: Path) -> ForkedProcess | None:
+        """One from the fork server, which starts with the first; None where there is none."""
+        if self._forked is None:
+            return None
+        try:
+            if self._server is None:
+                self._server = ForkServer(
+                    self._forked, environment=_worker_environment(), log=self.new_path("server-log")
+                )
+            return self._server.start(answer, log)
+        except (ForkError, OSError) as error:
+            _log.info("workers import for themselves from now on: %s", error)
+            self._forked = None
+            return None
+
+    def _fresh_process(self, answer: Path, log: Path) -> "subprocess.Popen[bytes]":
         try:
             with log.open("wb") as sink:
-                process = subprocess.Popen(
+                return subprocess.Popen(
                     [*self._command, str(answer)], stdin=subprocess.PIPE, stdout=sink, stderr=sink,
                     env=_worker_environment(),
                     start_new_session=True,  # Ctrl-C reaches this process alone, which ends the worker in its own way
                 )  # fmt: skip
         except OSError as error:
             raise GnnpredError(f"cannot start a worker process: {error}") from error
-        worker = Worker(process, task, answer, log)
-        self._started = [other for other in self._started if not other.has_ended] + [worker]
-        worker._send(json.dumps(task).encode() + b"\n")
-        return worker
 
     def new_path(self, suffix: str) -> Path:
         """A file of the scratch folder that no one else has."""
@@ -121,9 +150,12 @@ class Workers:
         return worker.wait(deadline=deadline)
 
     def end_all(self) -> None:
-        """End every worker that is still there."""
+        """End every worker that is still there, and the fork server."""
         for worker in self._started:
             worker.end()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
 
 def _worker_environment() -> dict[str, str]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 MANIFEST = {
     "device": "cpu", "torch": "2.9.0", "os": "Linux 6", "cpu": "Stand-in", "cuda": "", "cudnn": "", "driver": "",
-    "compute_capability": None, "gpu": "Stand-in", "num_gpus": 2, "backend": "gloo", "nccl": "",
+    "compute_capability": None, "gpu": "Stand-in", "num_gpus": 2, "interconnect": "",
+    "network": "", "backend": "gloo", "nccl": "",
     **json.loads(os.environ.get("STAND_IN_MANIFEST", "{}")),
 }  # fmt: skip
 RESULT = {

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from gnnpred.collect.collective_recipe import CollectiveCall
-from gnnpred.collect.collective_runner import Place, collect_collectives
+from gnnpred.collect.collective_runner import collect_collectives
 from gnnpred.collect.collective_table import predicted
 from gnnpred.collect.recipe import MeasureSettings, Recipe, find_recipe, load_recipe
 from gnnpred.collect.store import CollectionStore
 from gnnpred.communication.collectives import COLLECTIVE_KINDS
 from gnnpred.communication_fit.collectives import rows_of_collected
-from gnnpred.errors import GnnpredError, UsageError
+from gnnpred.errors import GnnpredError
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKER = (sys.executable, str(ROOT / "tests" / "helpers" / "stand_in_ranks.py"))
@@ -111,7 +112,7 @@ def test_every_operation_is_timed_between_two_gloo_ranks(tmp_path):
     recipe = recipe_of(*calls)
     report = collect_collectives(recipe, tmp_path / "out", device="cpu")
     assert report.by_status == {"ok": 7, "unsupported": 2}
-    assert any("1 calls among 4096 ranks" in warning for warning in report.warnings)
+    assert any("1 collectives among 4096 ranks" in warning for warning in report.warnings)
     rows = {row["collective"]: row for row in table(report.runs_file)}
     assert set(rows) == set(COLLECTIVE_KINDS)
     for name, row in rows.items():
@@ -132,23 +133,31 @@ def test_every_operation_is_timed_between_two_gloo_ranks(tmp_path):
 
 @needs_torch
 @pytest.mark.models
-def test_ranks_that_torchrun_started_make_the_same_rows(tmp_path):
+def test_two_nodes_that_torchrun_started_time_what_needs_two(tmp_path):
     recipe = tmp_path / "calls.toml"
     recipe.write_text(
         'kind = "collectives"\n[measure]\nsteps = 5\nmax_warmup_steps = 10\n'
-        '[[collective]]\noperations = ["all_reduce", "broadcast"]\nsizes = ["4KiB"]\ngpus = [2, 4]\n'
+        '[[collective]]\noperations = ["all_reduce", "broadcast"]\nsizes = ["4KiB"]\ngpus = [2, 4]\nnodes = [2, 3]\n'
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone",
-         "-m", "gnnpred", "collect", "--recipe", str(recipe), "--out", str(tmp_path / "out"), "--device", "cpu"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "2 of 4 configurations" in done.stdout
-    assert [(row["collective"], row["gpus"]) for row in table(tmp_path / "out" / "collectives.csv")] == [
-        ("all_reduce", "2"), ("broadcast", "2"),
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "gnnpred", "collect", "--recipe", str(recipe), "--out", str(tmp_path / "out"),
+             "--device", "cpu"],
+            env={**os.environ, **variables, "RANK": str(rank), "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(2)
     ]  # fmt: skip
+    said = [node.communicate(timeout=300)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    rows = table(tmp_path / "out" / "collectives.csv")
+    assert [(row["collective"], row["gpus"], row["nodes"]) for row in rows] == [
+        (operation, gpus, "2") for gpus in ("2", "4") for operation in ("all_reduce", "broadcast")
+    ]
 
 
 # ---------------------------------------------------------------------------------------- what fails
@@ -207,20 +216,14 @@ def test_killed_and_resumed_loses_and_doubles_no_row(tmp_path, monkeypatch):
         assert sorted(row.configuration["num_bytes"] for row in kept.rows()) == [10, 20, 30, 40, 50]
 
 
-def test_places_are_read_from_torchruns_variables():
-    given = {"RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}
-    assert Place.of_environment(given) is None, "without torchrun they mean nothing"
-    given["TORCHELASTIC_RUN_ID"] = "x"
-    assert Place.of_environment(given) == Place(rank=9, local_rank=1, world_size=16, nodes=2)
-    with pytest.raises(UsageError, match="not complete"):
-        Place.of_environment({"TORCHELASTIC_RUN_ID": "x"})
-
-
 # ---------------------------------------------------------------------------------------- what reads the rows
 
 
 def test_the_fit_reads_the_table_and_a_prediction_stands_beside_each_row(tmp_path, monkeypatch):
-    monkeypatch.setenv("STAND_IN_MANIFEST", json.dumps({"device": "cuda", "gpu": "V100-SXM2-16GB", "nccl": "2.21.5"}))
+    monkeypatch.setenv(
+        "STAND_IN_MANIFEST",
+        json.dumps({"device": "cuda", "gpu": "V100-SXM2-16GB", "nccl": "2.21.5", "interconnect": "nvlink"}),
+    )
     recipe = recipe_of(("all_reduce", 1 << 20, "fp16", 2, 1))
     report = collect_collectives(recipe, tmp_path, device="cpu", worker_command=WORKER)
     row = next(iter(rows_of_collected(report.runs_file)))
@@ -233,4 +236,7 @@ def test_the_fit_reads_the_table_and_a_prediction_stands_beside_each_row(tmp_pat
 
 def test_an_unknown_machine_has_no_prediction():
     call = CollectiveCall(operation="reduce", num_bytes=8, dtype="fp32", gpus=2)
-    assert predicted(call, 8, {"device": "cuda", "gpu": "Voodoo 2", "nccl": ""}) == (None, "")
+    assert predicted(call, 8, {"device": "cuda", "gpu": "Voodoo 2", "nccl": "", "interconnect": "", "network": ""}) == (
+        None,
+        "",
+    )

@@ -8,10 +8,11 @@ import pytest
 
 from gnnpred.collect.local_engine import LocalEngine, visible_gpus
 from gnnpred.collect.lookahead import Lookahead
-from gnnpred.collect.rank_group import combined
+from gnnpred.collect.rank_group import most_telling
 from gnnpred.collect.recipe import Configuration
 from gnnpred.collect.runner import collect
 from gnnpred.collect.store import CollectionStore
+from gnnpred.collect.workers import Workers
 from gnnpred.runs import run_of_row
 from tests.unit.collect.test_runner import WORKER, recipe_of, table
 
@@ -57,6 +58,20 @@ def test_two_lanes_measure_at_the_same_time_and_give_the_rows_of_one(tmp_path, o
     run(recipe, tmp_path / "two", lanes=2, overlaps=overlaps)
     run(recipe, tmp_path / "one", lanes=1)
     assert content(tmp_path / "two") == content(tmp_path / "one")
+
+
+def test_on_a_cpu_nothing_prepares_while_another_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("STAND_IN_DELAY_S", "0.1")
+    started = []
+    start = Workers.start
+
+    def noting(workers, task):
+        started.append(sum(not each.has_ended for each in workers._started))
+        return start(workers, task)
+
+    monkeypatch.setattr(Workers, "start", noting)
+    run(recipe_of("good", batches=(1, 2, 3)), tmp_path / "out")
+    assert started == [0] * 5  # the probe, the export and three measurements
 
 
 def test_every_gpu_has_one_configuration_at_a_time_and_all_are_used(tmp_path, monkeypatch, busy):
@@ -114,9 +129,12 @@ def test_what_needs_more_gpus_than_there_are_is_a_row_with_the_reason(tmp_path):
     assert (row["gpus"], row["reason"]) == ("4", "needs 4 processes, this CPU takes 2")
 
 
-def test_without_failures_rank_0_speaks_for_all():
-    replies = {1: {"status": "ok", "result": 1}, 0: {"status": "ok", "result": 0}}
-    assert combined(replies)["result"] == 0
+def test_the_reply_that_says_most_is_taken():
+    replies = [{"status": status, "reason": status} for status in ("ok", "error", "oom", "timeout")]
+    assert most_telling(replies) == {"status": "oom", "reason": "oom"}
+    assert most_telling(replies[:1]) is None
+    lost = {"status": "error", "reason": "rank 0: RuntimeError: Read error: Connection reset by peer"}
+    assert most_telling([lost, replies[1]]) == replies[1]
 
 
 def test_as_many_prepare_ahead_as_keep_the_lanes_busy():
