@@ -1,6 +1,7 @@
-"""What runs on the nodes of a Ray cluster for :mod:`gnnpred.collect.ray_engine`; imports no Ray."""
+"""What runs on the nodes of a Ray cluster for :mod:`gnnpred.collect.ray_engine`; the driver's Ray is theirs."""
 
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -40,14 +41,35 @@ class Lane:
         """The reply to a probe here."""
         return self._workers.run(message, limit_s=PROBE_LIMIT_S)
 
-    def run(self, task: Task, following: Task | None) -> Reply:
-        """The reply to ``task``; the workers of ``following`` get ready in the meantime."""
+    def free_address(self) -> str:
+        """``host:port`` on this node where ranks can meet."""
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
+            free.bind((host, 0))
+            port = free.getsockname()[1]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def run(
+        self,
+        task: Task,
+        following: Task | None,
+        *,
+        first_rank: int = 0,
+        world_size: int | None = None,
+        init_method: str | None = None,
+    ) -> Reply:
+        """The reply to ``task``; the workers of ``following`` get ready in the meantime.
+
+        Further arguments where lanes of other nodes take part: see :class:`RankGroup`.
+        """
         group, self._ready = self._ready, None
         if group is None or group.task != task:
             if group is not None:
                 group.end()
-            group = RankGroup(self._workers, task)
-        group.release(gpus=self._gpus)
+            group = RankGroup(self._workers, task, first_rank=first_rank, world_size=world_size)
+        group.release(gpus=self._gpus, init_method=init_method)
         if following is not None:
             self._ready = RankGroup(self._workers, following)
         while (reply := group.poll()) is None:

@@ -9,10 +9,12 @@ import time
 
 import pytest
 
+from gnnpred.collect.recipe import Configuration, Recipe
 from gnnpred.errors import GnnpredError, UsageError
 from tests.unit.collect.test_runner import ROOT, WORKER, content, log, recipe_of, run  # noqa: F401  (log is a fixture)
 
 ray = pytest.importorskip("ray", reason="needs the ray extra")
+from gnnpred.collect.ray_cluster import RayCluster  # noqa: E402
 from gnnpred.collect.ray_engine import RayEngine  # noqa: E402
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
@@ -136,24 +138,31 @@ def test_an_interrupt_ends_the_workers_and_leaves_the_tables(tmp_path, log, clus
 
 
 class LosesLanes(RayEngine):
-    """Lanes die under the configuration of batch 2, ``num_losses`` times."""
+    """All lanes die when the first configuration is done."""
 
-    num_losses = 1
+    is_over = False
 
-    def _reply_of(self, answer, queue, task):
-        if task.configuration.batch_size == 2 and self.num_losses:
-            self.num_losses -= 1
-            for lane in self._lanes:
+    def _reply_of(self, answer):
+        if not self.is_over:
+            self.is_over = True
+            for lane in self._cluster._lanes:
                 ray.kill(lane)
-        return super()._reply_of(answer, queue, task)
+        return super()._reply_of(answer)
 
 
 class LosesItsNode(RayEngine):
-    def _new_lane(self, num_gpus):
-        lane = super()._new_lane(num_gpus)
-        if self._bound:  # not the one that looks at the node
+    """Every lane but the one that looks at the node dies."""
+
+    def _measure_alike(self, *arguments):
+        new_lane = self._cluster.new_lane
+
+        def short_lived(*needs):
+            lane = new_lane(*needs)
             ray.kill(lane)
-        return lane
+            return lane
+
+        self._cluster.new_lane = short_lived
+        return super()._measure_alike(*arguments)
 
 
 def test_what_a_lost_lane_was_doing_is_done_again(tmp_path, log, cluster):  # noqa: F811
@@ -199,27 +208,58 @@ def test_an_address_without_a_cluster_is_one_line_in_bounded_time(tmp_path, log)
     assert not (tmp_path / "silent" / "runs.csv").exists()
 
 
-class Nodes(RayEngine):
+class OneMachine(RayCluster):
+    """Several nodes' shares of one machine."""
+
+    def new_group(self, num_nodes, num_gpus, *, limit_s):
+        group = ray.util.placement_group([{"CPU": num_gpus}] * num_nodes, strategy="PACK")
+        assert group.wait(limit_s)
+        return group
+
+
+def test_what_needs_two_nodes_gets_a_lane_on_each_and_one_reply(tmp_path, log, cluster):  # noqa: F811
+    class TwoNodes(RayEngine):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self._cluster = OneMachine(**{"accelerator": None, **options})
+
+        def probe(self, *arguments, **options):
+            reply = super().probe(*arguments, **options)
+            reply["result"]["manifest"]["num_nodes"] = 2
+            return reply
+
+    configurations = [
+        Configuration(model=f"x:{name}", batch_size=1, gpus=2, nodes=2, strategy="ddp")
+        for name in ("good", "crash", "other")
+    ]
+    recipe = Recipe(name="spread", configurations=tuple(configurations))
+    report = run_on(cluster, recipe, tmp_path, log, engine=TwoNodes)
+    assert report.by_status == {"ok": 2, "crash": 1}
+    assert sorted(log.read_text().splitlines()) == sorted(2 * [f"x:{name} 1" for name in ("good", "crash", "other")])
+    with (tmp_path / "failed.csv").open() as file:
+        assert "ended by SIGSEGV" in file.read()
+
+
+class Nodes(RayCluster):
     """A cluster's nodes as Ray describes them."""
 
-    def __init__(self, *resources, **options):
-        super().__init__(**options)
+    def __init__(self, *resources, accelerator=None):
+        super().__init__(address="auto", accelerator=accelerator, num_cpus=None, command=None)
         self._resources = resources
-        self._device = "cuda"
 
-    def _nodes(self):
+    def nodes(self):
         return [{"Alive": True, "Resources": each} for each in self._resources]
 
 
 def test_gpus_of_several_types_are_not_mixed():
     nodes = ({"GPU": 8.0, "accelerator_type:A100": 1.0}, {"GPU": 4.0, "accelerator_type:H100": 1.0}, {"CPU": 64.0})
     with pytest.raises(UsageError, match=r"A100 \(8\), H100 \(4\).*--ray-accelerator A100"):
-        Nodes(*nodes)._choose_accelerator()
+        Nodes(*nodes).choose_device("cuda")
     with pytest.raises(UsageError, match="'V100': the Ray cluster has A100, H100"):
-        Nodes(*nodes, accelerator="V100")._choose_accelerator()
-    engine = Nodes(*nodes, accelerator="H100")
-    engine._choose_accelerator()
-    assert engine._node_sizes() == [4]
-    engine = Nodes(*nodes[::2])
-    engine._choose_accelerator()
-    assert engine._node_sizes() == [8]
+        Nodes(*nodes, accelerator="V100").choose_device("cuda")
+    chosen = Nodes(*nodes, accelerator="H100")
+    chosen.choose_device("cuda")
+    assert chosen.node_sizes() == [4]
+    alike = Nodes(*nodes[::2])
+    alike.choose_device("cuda")
+    assert alike.node_sizes() == [8]
