@@ -159,9 +159,9 @@ def _run_cells(
 
 def _interconnect_of(configuration: Configuration, manifest: dict[str, Any]) -> str:
     """The links that the ranks used, as ``names_from_text`` of gnnpred.communication.fabrics reads them."""
-    links = [manifest["interconnect"]] if configuration.gpus_per_node > 1 else []
+    links = [manifest.get("interconnect", "")] if configuration.gpus_per_node > 1 else []
     if configuration.nodes > 1:
-        links.append(manifest["network"])
+        links.append(manifest.get("network", ""))
     return " + ".join(filter(None, links))
 
 

@@ -168,18 +168,23 @@ def test_overlapped_work_leaves_the_device_idle_less_than_35_per_cent_and_gives_
 
 
 PROGRAM = """
+import functools
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
+from gnnpred.collect.local_engine import LocalEngine
 from gnnpred.collect.runner import collect
 from tests.unit.collect.test_runner import WORKER, recipe_of
-collect(recipe_of("good", "crash", batches=range(1, 7)), Path(sys.argv[2]), device="cpu", worker_command=WORKER)
+num_lanes = int(sys.argv[3])
+make_engine = functools.partial(LocalEngine, num_lanes=num_lanes, overlaps=num_lanes > 1)
+recipe = recipe_of("good", "crash", batches=range(1, 7))
+collect(recipe, Path(sys.argv[2]), device="cpu", make_engine=make_engine, worker_command=WORKER)
 """
 
 
-def start(out, delay_s, log):
+def start(out, delay_s, log, *, num_lanes=1):
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(ROOT), str(out)],
+        [sys.executable, "-c", PROGRAM, str(ROOT), str(out), str(num_lanes)],
         env={"STAND_IN_DELAY_S": str(delay_s), "STAND_IN_LOG": str(log), "PATH": "/usr/bin:/bin"},
         stderr=subprocess.PIPE,
         # a job that a shell put into the background ignores interrupts, and would hand that on
@@ -193,12 +198,13 @@ def content(out):
         return rows, store.graphs(), table(out / "runs.csv")
 
 
-def test_killed_five_times_at_random_and_resumed_equals_an_uninterrupted_run(tmp_path, log):
-    assert start(tmp_path / "whole", 0, log).wait(60) == 0
+@pytest.mark.parametrize("num_lanes", [1, 2])
+def test_killed_five_times_at_random_and_resumed_equals_an_uninterrupted_run(tmp_path, log, num_lanes):
+    assert start(tmp_path / "whole", 0, log).wait(600) == 0
     killed = tmp_path / "killed"
     num_kills, seed = 0, random.Random(5)
     for _ in range(5):
-        process = start(killed, 0.1, log)
+        process = start(killed, 0.3 * num_lanes, log, num_lanes=num_lanes)
         before = log.stat().st_size
         while process.poll() is None and log.stat().st_size == before:  # at work, not still importing
             time.sleep(0.01)
@@ -207,7 +213,7 @@ def test_killed_five_times_at_random_and_resumed_equals_an_uninterrupted_run(tmp
         num_kills += process.wait() == -signal.SIGKILL
         process.stderr.close()
     assert num_kills == 5
-    assert start(killed, 0, log).wait(60) == 0
+    assert start(killed, 0, log, num_lanes=num_lanes).wait(600) == 0
     assert content(killed) == content(tmp_path / "whole")
     assert len(content(killed)[0]) == 12
 
