@@ -84,16 +84,16 @@ def collect(
                 raise UsageError("--shard measures one part, --merge-only measures nothing: give one of them")
             part = Shard.parse(shard)
             settings, out = part.part_of(settings), part.folder(out)
-        elif merge_only or shard_folders(out):
-            merged = merge_shards(settings, out, may_be_at_work=merge_only)
-            if merge_only:
-                _show_merged(merged, as_json=as_json)
-                return
+        if merge_only:
+            _show_merged(merge_shards(settings, out, may_be_at_work=True), as_json=as_json)
+            return
         make_engine = (
             join_nodes(os.environ, settings) if engine == "local" else ray_engine(ray_address, ray_accelerator)
         )
         if make_engine is None:  # the first node speaks
             return
+        if shard_folders(out):
+            merge_shards(settings, out, may_be_at_work=False)
         try:
             with progress_bar() as advance:
                 report = collect_rows(
@@ -152,7 +152,7 @@ def _show_merged(merged: "MergeReport", *, as_json: bool) -> None:
     )
     for name in merged.at_work:
         typer.echo(f"! shard {name} is still being collected: not taken in")
-    typer.echo(f"gnnpred score {merged.runs_file}")
+    typer.echo(merged.runs_file)
 
 
 def seconds_of(text: str) -> float:

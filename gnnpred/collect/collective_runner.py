@@ -20,7 +20,7 @@ from gnnpred.collect.rank_group import RankGroup
 from gnnpred.collect.recipe import Recipe
 from gnnpred.collect.runner import CollectReport, OnProgress, probed
 from gnnpred.collect.store import CollectionStore
-from gnnpred.collect.table import COLLECTIVES_FILE, write_tables
+from gnnpred.collect.table import measured_file, write_tables
 from gnnpred.collect.workers import POLL_S, WORKER_COMMAND, Workers
 from gnnpred.errors import GnnpredError
 
@@ -74,7 +74,7 @@ def collect_collectives(
         ),
         is_cut_off=is_cut_off,
         device_file=None,
-        runs_name=COLLECTIVES_FILE,
+        runs_name=measured_file(recipe),
     )
 
 

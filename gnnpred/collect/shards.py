@@ -14,7 +14,7 @@ from typing import Any
 
 from gnnpred.collect.recipe import Recipe
 from gnnpred.collect.store import STORE_FILE, CollectionStore, InUseError, StoredRow
-from gnnpred.collect.table import DEVICE_FILE, FAILED_FILE, RUNS_FILE, write_tables
+from gnnpred.collect.table import DEVICE_FILE, FAILED_FILE, measured_file, write_tables
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.files import replaced_when_done
 
@@ -87,10 +87,11 @@ class MergeReport:
     num_added: int  # rows that this call took in
     by_status: dict[str, int]
     at_work: tuple[str, ...]  # shards that are still being collected: not taken in
+    runs_name: str
 
     @property
     def runs_file(self) -> Path:
-        return self.folder / RUNS_FILE
+        return self.folder / self.runs_name
 
     @property
     def failed_file(self) -> Path:
@@ -157,6 +158,7 @@ def merge_shards(recipe: Recipe, out: Path, *, may_be_at_work: bool) -> MergeRep
         num_added=num_added,
         by_status=dict(Counter(row.status for row in rows).most_common()),
         at_work=tuple(at_work),
+        runs_name=measured_file(recipe),
     )
 
 
@@ -171,7 +173,7 @@ def _common_device(store: CollectionStore, shards: Iterable[CollectionStore]) ->
         parts = "; ".join(f"{device} in {', '.join(where)}" for device, where in names.items())
         raise UsageError(
             f"{store.folder} has rows of several devices ({parts}), which do not make one collection: each shard's "
-            f"{RUNS_FILE} stands for itself; ask the scheduler for one type of GPU, with an --out for each type"
+            "table stands for itself; ask the scheduler for one type of GPU, with an --out for each type"
         )
     return next(iter(names), None)
 

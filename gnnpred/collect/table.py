@@ -44,6 +44,11 @@ _FIGURES = (
 _MACHINE = ("driver", "cudnn", "cpu", "nccl", "num_cpus", "host_memory_gib", "mig")
 
 
+def measured_file(recipe: Recipe) -> str:
+    """Name of the table of what was measured."""
+    return COLLECTIVES_FILE if recipe.kind == "collectives" else RUNS_FILE
+
+
 def write_tables(store: CollectionStore, recipe: Recipe) -> None:
     """Write the tables anew from the store, rows in the recipe's order."""
     if recipe.kind == "collectives":
