@@ -74,6 +74,7 @@ class RayEngine:
         return reply
 
     def measure(self, tasks: Sequence[Task], *, deadline: float | None) -> Iterator[tuple[Task, Reply]]:
+        self._cluster.model_prefixes = sorted({task.configuration.model.split(":")[0] for task in tasks})
         by_layout: dict[tuple[int, int], list[Task]] = {}
         for task in sorted(tasks, key=lambda task: (-task.configuration.nodes, -task.num_gpus)):
             by_layout.setdefault((task.configuration.nodes, task.num_gpus), []).append(task)
