@@ -206,7 +206,8 @@ def test_what_is_no_address_is_told(address, tmp_path, log):  # noqa: F811
         run_on(address, recipe_of("good"), tmp_path, log)
 
 
-def test_an_address_without_a_cluster_is_one_line_in_bounded_time(tmp_path, log):  # noqa: F811
+def test_an_address_without_a_cluster_is_one_line_in_bounded_time(tmp_path, log, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("gnnpred.collect.ray_cluster._HEALTH_LIMIT_S", 3.0)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         with pytest.raises(GnnpredError, match=r"no Ray cluster answers at 127\.0\.0\.1:"):
