@@ -1,7 +1,7 @@
 """Times of the operators inside a step, from torch.profiler: the rows that supervise single nodes.
 
-Kernels are those that an ATen op launched (on a CPU the op's own time). Ops that ``gnnpred.corpus.operators`` has a kind
-for become rows of their input shapes; the share of all others is counted.
+Kernels are those that an ATen op launched (on a CPU the op's own time). Ops that ``gnnpred.corpus.operators`` has a
+kind for become rows of their input shapes; the share of all others is counted.
 """
 
 import statistics
@@ -70,7 +70,7 @@ def profile_step(step: Callable[[], Any], *, device: str, precision: Precision) 
 
 
 def _dtypes_of(profiler: Any) -> dict[tuple[int, str], list[str]]:
-    """Input types of ops by id and name: torch's own events carry them in its latest versions, their source always did."""
+    """Input types of ops by id and name; torch's own events carry them in its latest versions alone."""
     results = profiler.profiler.kineto_results
     return {(each.correlation_id(), each.name()): each.dtypes() for each in results.events() if each.dtypes()}
 

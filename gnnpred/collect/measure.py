@@ -35,6 +35,7 @@ DRIFT_PCT = 5.0
 _NUM_TRIAL_STEPS = 2
 # Weights hardly move: every step does the same work and half types do not overflow.
 _LEARNING_RATE = 1e-6
+_FP16_EPSILON = 1e-4
 _SEED = 0
 _FLOAT_DTYPES = {Precision.FP64: "float64", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
 _AUTOCAST_DTYPES = {Precision.MIXED: "float16", Precision.MIXED_BF16: "bfloat16"}
@@ -373,10 +374,17 @@ def _optimizer_of(name: str, parameters: "list[torch.nn.Parameter]") -> "torch.o
         case "sgd":
             return torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=0.9)
         case "adam":
-            return torch.optim.Adam(parameters, lr=_LEARNING_RATE)
+            return torch.optim.Adam(parameters, lr=_LEARNING_RATE, eps=_epsilon_of(parameters))
         case "adamw":
-            return torch.optim.AdamW(parameters, lr=_LEARNING_RATE)
+            return torch.optim.AdamW(parameters, lr=_LEARNING_RATE, eps=_epsilon_of(parameters))
     return None
+
+
+def _epsilon_of(parameters: "list[torch.nn.Parameter]") -> float:
+    """PyTorch's default of Adam; in fp16 that is 0, and weights whose gradients are small would become NaN."""
+    import torch
+
+    return _FP16_EPSILON if any(each.dtype is torch.float16 for each in parameters) else 1e-8
 
 
 # ---------------------------------------------------------------------------------------- timing
@@ -403,17 +411,19 @@ def _warm_up(
             continue
         is_late = time.perf_counter() - started > settings.max_warmup_s
         decision = agreed(_SETTLED if has_settled(times_ms) else _LATE if is_late else _GO_ON)
-        if decision != _GO_ON:
-            return times_ms, decision == _SETTLED
-    return times_ms, False
+        if decision == _SETTLED:
+            return times_ms, True
+        if decision == _LATE:
+            break
+    return times_ms, has_settled(times_ms, window=min(_WARMUP_WINDOW, len(times_ms) // 2))
 
 
-def has_settled(times_ms: Sequence[float]) -> bool:
+def has_settled(times_ms: Sequence[float], *, window: int = _WARMUP_WINDOW) -> bool:
     """Whether the medians of the last two windows agree."""
-    if len(times_ms) < 2 * _WARMUP_WINDOW:
+    if not 0 < 2 * window <= len(times_ms):
         return False
-    last = statistics.median(times_ms[-_WARMUP_WINDOW:])
-    before = statistics.median(times_ms[-2 * _WARMUP_WINDOW : -_WARMUP_WINDOW])
+    last = statistics.median(times_ms[-window:])
+    before = statistics.median(times_ms[-2 * window : -window])
     return abs(last - before) <= _STABLE_PCT / 100 * last
 
 

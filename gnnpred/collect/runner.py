@@ -92,6 +92,7 @@ def collect(
             models = list(dict.fromkeys(each.model for each in recipe.configurations))
             found = probed(engine, device, models, deadline)
             manifest = found["manifest"]
+            require_supported(recipe, manifest)
             store.bind(recipe, f"{manifest['device']} ({manifest['gpu']})")
             exports = Exports(store, workers, recipe)
             if found["cpu_device"]:
@@ -116,8 +117,8 @@ def collect(
         num_measured_now=collection.num_added,
         by_status=dict(Counter(row.status for row in rows).most_common()),
         warnings=tuple(
-            f"{row.configuration['model']} {row.configuration['precision']} batch {row.configuration['batch_size'] or LARGEST}: "
-            f"{row.result['warning']}"
+            f"{row.configuration['model']} {row.configuration['precision']} "
+            f"batch {row.configuration['batch_size'] or LARGEST}: {row.result['warning']}"
             for row in rows
             if row.result.get("warning")
         ),
@@ -191,6 +192,16 @@ class _Collection:
         self._exports.add(configuration)
         if not self._engine.overlaps:
             self._exports.finish(deadline)
+
+
+def require_supported(recipe: Recipe, manifest: dict[str, Any]) -> None:
+    """Raises UsageError for a recipe of which the machine of ``manifest`` can run nothing."""
+    reasons = Counter(unsupported_reason(each, manifest) for each in recipe.configurations)
+    if not reasons[""]:
+        raise UsageError(
+            f"this machine runs none of the recipe's {len(recipe.configurations)} configurations: "
+            + "; ".join(reason for reason, _ in reasons.most_common(3))
+        )
 
 
 def unsupported_reason(configuration: Configuration, manifest: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The tables of a collection: ``runs.csv`` as ``score`` and ``calibrate`` read it, and what failed and operators' times beside it."""
+"""The tables of a collection: ``runs.csv`` as ``score`` reads it, what failed, and times of operators."""
 
 import csv
 import hashlib

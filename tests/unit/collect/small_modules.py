@@ -43,6 +43,43 @@ def greedy(batch_size):
     return _Greedy(8, 4), torch.ones(batch_size, 8)
 
 
+class _Wide(torch.nn.Linear):
+    """8 MiB of activations a sample."""
+
+    def forward(self, x):
+        return super().forward(x).repeat(1, 1 << 18).relu().reshape(len(x), 8, -1).mean(-1)
+
+
+def wide(batch_size):
+    return _Wide(8, 8), torch.ones(batch_size, 8)
+
+
+def network_of_all_kinds(batch_size):
+    """One of each kind of op that collections name, on 8x8 images."""
+    return _AllKinds(), torch.ones(batch_size, 3, 8, 8)
+
+
+class _AllKinds(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3, padding=1)
+        self.depthwise = torch.nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8)
+        self.batch_norm = torch.nn.BatchNorm2d(8)
+        self.projection = torch.nn.Linear(8, 16)
+        self.layer_norm = torch.nn.LayerNorm(16)
+        self.dropout = torch.nn.Dropout(0.1)
+        self.head = torch.nn.Linear(16, 4, bias=False)
+
+    def forward(self, x):
+        x = self.batch_norm(self.depthwise(torch.relu(self.conv(x)))).flatten(2).transpose(1, 2)  # (batch, 16, 8)
+        x = self.layer_norm(self.projection(x))
+        heads = x.unflatten(2, (2, 8)).transpose(1, 2)  # (batch, 2, 16, 8)
+        fused = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        eager = torch.softmax(heads @ heads.transpose(-1, -2), -1) @ heads
+        mixed = self.dropout(torch.nn.functional.gelu(fused + eager)) * fused
+        return self.head(mixed.transpose(1, 2).flatten(2).mean(1))
+
+
 def segfault():
     print("it got lost", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGSEGV)

@@ -87,8 +87,8 @@ def test_what_is_wrong_with_a_recipe_is_named(tmp_path, text, words):
 
 
 def test_shipped_recipes_are_found_by_name_and_readable():
-    names = sorted(path.stem for path in recipes_folder().glob("*.toml"))
-    assert names == ["language", "precision-contrast", "smoke", "vision"]
+    names = {path.stem for path in recipes_folder().glob("*.toml")}
+    assert {"h200-12min", "language", "precision-contrast", "smoke", "vision"} <= names
     assert all(load_recipe(find_recipe(name)).configurations for name in names)
 
 
