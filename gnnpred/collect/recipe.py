@@ -170,7 +170,7 @@ def load_recipe(path: Path) -> Recipe:
 
 
 def _ordered(by_sweep: list[list[Configuration]], content: dict[str, Any], where: str) -> list[Configuration]:
-    order = _choice(content.get("order", ORDERS[0]), ORDERS, "order", where)
+    order = _choice(str(content.get("order", ORDERS[0])), ORDERS, "order", where)
     sample = content.get("sample")
     if order == "listed":
         if sample is not None:

@@ -195,9 +195,9 @@ class _Collection:
 
 
 def require_supported(recipe: Recipe, manifest: dict[str, Any]) -> None:
-    """Raises UsageError for a recipe of which the machine of ``manifest`` can run nothing."""
+    """Raises UsageError for a whole recipe of which the machine of ``manifest`` can run nothing."""
     reasons = Counter(unsupported_reason(each, manifest) for each in recipe.configurations)
-    if not reasons[""]:
+    if not reasons[""] and not recipe.whole_id:  # a part may happen to hold nothing else
         raise UsageError(
             f"this machine runs none of the recipe's {len(recipe.configurations)} configurations: "
             + "; ".join(reason for reason, _ in reasons.most_common(3))
