@@ -37,18 +37,18 @@ def test_a_step_in_every_precision_is_timed(precision):
 @pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_only_training_moves_the_weights(phase, optimizer, monkeypatch):
-    from gnnpred.collect import measure
+    from gnnpred.collect import step
 
     kept = {}
-    build = measure.build_model
+    build = step.build_model
 
     def remembering(*args, **options):
         built = build(*args, **options)
         kept.update({name: (value, value.detach().clone()) for name, value in built.module.named_parameters()})
         return built
 
-    monkeypatch.setattr(measure, "build_model", remembering)
-    monkeypatch.setattr(measure, "_LEARNING_RATE", 0.1)
+    monkeypatch.setattr(step, "build_model", remembering)
+    monkeypatch.setattr(step, "_LEARNING_RATE", 0.1)
     assert reply_to("mlp", phase=phase, optimizer=optimizer if phase is Phase.TRAIN else "none")["status"] == "ok"
     moved = any(not torch.equal(now, before) for now, before in kept.values())
     has_gradient = all(now.grad is not None for now, _ in kept.values())
@@ -81,16 +81,16 @@ def test_fp16_autocast_scales_the_loss_and_bf16_does_not(monkeypatch):
 
 @pytest.mark.parametrize("host_copy", ["pinned", "pageable"])
 def test_inputs_are_copied_in_every_step_where_asked(host_copy, monkeypatch):
-    from gnnpred.collect import measure
+    from gnnpred.collect import step
 
     copied = []
-    fetcher = measure._fetcher
+    fetcher = step._fetcher
 
     def counting(inputs, kind, device):
         fetch = fetcher(inputs, kind, device)
         return lambda: copied.append((kind, fetch()[0].data_ptr() != inputs[0].data_ptr())) or fetch()
 
-    monkeypatch.setattr(measure, "_fetcher", counting)
+    monkeypatch.setattr(step, "_fetcher", counting)
     for asked, has_moved in ((host_copy, True), ("none", False)):
         copied.clear()
         result = reply_to("mlp", host_copy=asked)["result"]
