@@ -89,7 +89,9 @@ class CheckpointCard:
             tree_weight=content.get("tree_weight", 0.0),
             calibration_sha256=content.get("calibration_sha256", ""),
             devices=tuple(content["devices"]),
-            known_devices=KnownDevices.from_json(content.get("device_rows", {}), where=where),
+            known_devices=KnownDevices.from_json(
+                content.get("device_rows", {}), own_devices=content.get("own_devices", ()), where=where
+            ),
             default_framework_version=content["default_framework_version"],
             known_kinds=tuple(content["known_kinds"]),
             global_ranges={k: tuple(v) for k, v in content["global_ranges"].items()},

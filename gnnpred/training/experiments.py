@@ -17,13 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
+from gnnpred.corpus.devices import load_own_devices
 from gnnpred.corpus.operators import OperatorRow, load_operator_rows
 from gnnpred.corpus.splits import MIN_ROWS_OF_HELD_OUT_DEVICE, Split, load_split
 from gnnpred.corpus.store import GraphStore, MeasurementRow, load_graphs, load_rows
 from gnnpred.errors import GnnpredError
 from gnnpred.features import GraphArrays
 from gnnpred.files import replaced_when_done
-from gnnpred.hardware import find_device
+from gnnpred.hardware import DeviceSpec
 from gnnpred.training.data import FlatRows
 from gnnpred.training.loop import OperatorRows, TrainSettings, predict_rows, train_model
 from gnnpred.training.model import StepTimeGNN
@@ -43,7 +44,7 @@ class Corpus:
     rows: tuple[MeasurementRow, ...]
     aware: FlatRows
     blind: FlatRows | None  # the same rows without precision; None where no blind track was asked for
-    operators: OperatorRows
+    operators: OperatorRows | None  # None where the corpus has none
     operator_rows: tuple[OperatorRow, ...]
     splits: dict[str, Split]
 
@@ -53,7 +54,7 @@ class Corpus:
 
     @cached_property
     def devices(self) -> np.ndarray:
-        return np.array([find_device(row.device).name for row in self.rows])
+        return np.array([row.spec.name for row in self.rows])
 
     @cached_property
     def precisions(self) -> np.ndarray:
@@ -65,7 +66,12 @@ class Corpus:
 
     @cached_property
     def operator_devices(self) -> np.ndarray:
-        return np.array([find_device(row.device).name for row in self.operator_rows])
+        return np.array([row.spec.name for row in self.operator_rows])
+
+    @cached_property
+    def device_specs(self) -> dict[str, DeviceSpec]:
+        """Every device of the rows, by the names in ``devices``."""
+        return {row.spec.name: row.spec for row in self.rows}
 
     def fold_of(self, grouping: str) -> np.ndarray:
         """(n,) int64 fold of each row under ``family``, ``architecture`` or ``random``."""
@@ -98,28 +104,31 @@ def load_corpus(
         if path:
             flats[name].save(path)
     sample = f"-{settings.operator_rows}" if settings.operator_rows else ""
-    path = cache / f"operators-{digest}{sample}.npz" if cache else None
-    if path and path.exists():
-        with np.load(path, allow_pickle=False) as stored:
-            timed = stored["timed"]
-        operator_flat = FlatRows.load(path.with_suffix(".rows.npz"))
-    else:
-        encoded, timed = encode_operator_rows(operator_rows)
-        operator_flat = FlatRows.from_arrays(encoded)
-        if path:
-            operator_flat.save(path.with_suffix(".rows.npz"))
-            with replaced_when_done(path) as partial, partial.open("wb") as file:
-                np.savez(file, timed=timed)
-    target_ms = np.array([row.time_us for row in operator_rows]) / 1e3
+    operators_cache = cache / f"operators-{digest}{sample}.npz" if cache else None
     names = ("family", "architecture", "random")
     return Corpus(
         rows=tuple(rows),
         aware=flats["aware"],
         blind=flats.get("blind"),
-        operators=OperatorRows(operator_flat, timed, target_ms),
+        operators=_encoded_operators(operator_rows, operators_cache) if operator_rows else None,
         operator_rows=operator_rows,
         splits={name: load_split(datasets / "splits" / f"{name}.json") for name in names},
     )
+
+
+def _encoded_operators(rows: Sequence[OperatorRow], path: Path | None) -> OperatorRows:
+    if path and path.exists():
+        with np.load(path, allow_pickle=False) as stored:
+            timed = stored["timed"]
+        flat = FlatRows.load(path.with_suffix(".rows.npz"))
+    else:
+        encoded, timed = encode_operator_rows(rows)
+        flat = FlatRows.from_arrays(encoded)
+        if path:
+            flat.save(path.with_suffix(".rows.npz"))
+            with replaced_when_done(path) as partial, partial.open("wb") as file:
+                np.savez(file, timed=timed)
+    return OperatorRows(flat, timed, np.array([row.time_us for row in rows]) / 1e3)
 
 
 Progress = Callable[[str, int, int], None]  # what, done, total
@@ -203,6 +212,8 @@ def encoding_digest(datasets: Path, rows: list[MeasurementRow]) -> str:
         code += sorted(p for p in (package / folder).rglob("*") if p.suffix in (".py", ".toml", ".csv"))
     for path in [*code, datasets / "graphs.jsonl.xz", datasets / "operators.csv.gz"]:
         digest.update(path.read_bytes())
+    for device in load_own_devices(datasets).values():
+        digest.update(repr(device).encode())
     digest.update("\n".join(map(repr, rows)).encode())  # what a row says of its job shapes the arrays as well
     return digest.hexdigest()[:16]
 

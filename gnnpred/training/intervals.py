@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from gnnpred.errors import GnnpredError
-from gnnpred.hardware import find_device
 from gnnpred.intervals import INTERVAL_FEATURES, IntervalModel, interval_features
 from gnnpred.known_devices import KnownDevices
 from gnnpred.training.evaluate import TrackResult, source_family
@@ -56,7 +55,7 @@ def log_errors(result: TrackResult, corpus: Corpus) -> np.ndarray:
 def known_devices(corpus: Corpus, row_idx: np.ndarray) -> KnownDevices:
     """The GPUs of those training rows; forward passes do not count."""
     names, counts = np.unique(corpus.devices[row_idx[~corpus.is_inference[row_idx]]], return_counts=True)
-    return KnownDevices(dict(zip(names.tolist(), counts.tolist(), strict=True)))
+    return KnownDevices(dict(zip(names.tolist(), counts.tolist(), strict=True)), corpus.device_specs)
 
 
 def features_of(result: TrackResult, corpus: Corpus, folds: Sequence[Fold] | None = None) -> np.ndarray:
@@ -67,7 +66,7 @@ def features_of(result: TrackResult, corpus: Corpus, folds: Sequence[Fold] | Non
     for number, fold in enumerate(folds):
         known = known_devices(corpus, fold.train_idx)
         for device in np.unique(devices[result.fold == number]):
-            novelty[(result.fold == number) & (devices == device)] = known.novelty(find_device(str(device)))
+            novelty[(result.fold == number) & (devices == device)] = known.novelty(corpus.device_specs[str(device)])
     gnn, trees = result.predicted_ms.get("gnn"), result.predicted_ms.get("trees")
     apart = np.zeros(len(novelty)) if gnn is None or trees is None else np.log(gnn / trees)
     return interval_features(summed_features(corpus.aware)[result.row_idx], apart, novelty)

@@ -212,7 +212,7 @@ def evaluate_recipe(
         )  # fmt: skip
     table = results_table(results, corpus, name=name, all_rows=all_rows, extra=extra)
     table["networks"] = {"shipped": settings.seeds, **{track: settings.seeds_of(track) for track in results}}
-    if "device" in results:
+    if "device" in results and corpus.operators:
         table["kernels"] = kernel_table(corpus, list(folds_of(corpus, "device")), settings, folds)
     if tracks is None or "family" in results:
         out.mkdir(parents=True, exist_ok=True)

@@ -124,4 +124,4 @@ def test_the_lines_hold_every_predictor_and_the_table_is_json(results, corpus):
     ],
 )  # fmt: skip
 def test_device_classes_follow_the_generation(device, expected):
-    assert device_class(device) == expected
+    assert device_class(find_device(device)) == expected
