@@ -258,9 +258,7 @@ def device_of_fields(values: Mapping[str, Any], *, where: str) -> DeviceSpec:
     """A device from some of its fields, as in a device file; raises GnnpredError that names the field."""
     known = {field.name for field in fields(DeviceSpec)}
     if unknown := sorted(set(values) - known):
-        raise GnnpredError(
-            f"{where}: unknown field {unknown[0]!r}; the fields are {', '.join(sorted(known))}"
-        )
+        raise GnnpredError(f"{where}: unknown field {unknown[0]!r}; the fields are {', '.join(sorted(known))}")
     if missing := [name for name in _REQUIRED_FIELDS if name not in values]:
         raise GnnpredError(f"{where}: missing {', '.join(missing)}")
     for name, value in values.items():

@@ -157,6 +157,11 @@ def load_encoded_corpus(
 def corpus_rows(datasets: Path, settings: "RecipeSettings") -> tuple[list[MeasurementRow], tuple[OperatorRow, ...]]:
     """The step rows and the single-kernel rows that a recipe reads, before anything is encoded."""
     rows = choose_rows(load_rows(datasets), settings.inference_rows, settings.training_rows)
+    if all(row.phase == "inference" for row in rows):
+        raise GnnpredError(
+            f"{datasets} has no row of a training step that may be learned from: 'gnnpred dataset add' shows what was "
+            "marked and why"
+        )
     operator_rows = load_operator_rows(datasets / "operators.csv.gz")
     if 0 < settings.operator_rows < len(operator_rows):
         picked = np.random.default_rng(0).choice(len(operator_rows), settings.operator_rows, replace=False)

@@ -23,7 +23,7 @@ from gnnpred.training.trees import summed_features
 COVERAGE = 0.9
 MIN_GROUP_ROWS = 20  # the coverage of a smaller group says little
 LOW_COVERAGE = 0.8  # a group below it is called badly covered
-_MIN_FOLDS = 3  # with fewer, nothing is left to fit a scale to once two are left out
+MIN_FOLDS = 3  # with fewer, nothing is left to fit a scale to once two are left out
 _RIDGE = 20.0  # rows' worth of pull of each coefficient to 0
 # A wider interval where these grow, never a narrower one.
 _NOT_NEGATIVE = frozenset(INTERVAL_FEATURES) - {"is_half", "is_tf32", "is_fp64"}
@@ -103,7 +103,7 @@ class _Fitter:
 
     def scale_without(self, *left_out: int) -> IntervalModel:
         """Model of the size of errors, fitted to the rows of all other folds; quantiles still to come."""
-        if len(self.folds) < _MIN_FOLDS:
+        if len(self.folds) < MIN_FOLDS:
             return IntervalModel.constant(-1.0, 1.0)
         rows = ~np.isin(self.fold, left_out)
         chosen = [INTERVAL_FEATURES.index(name) for name in self.scheme.features]

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from gnnpred.corpus.splits import load_split
 from gnnpred.corpus.store import load_rows
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.features import GLOBAL_FEATURE_NAMES, KIND_IDX, GraphArrays
 from gnnpred.files import json_digest, replaced_when_done
-from gnnpred.intervals import KNOWN_DEVICE, UNSEEN_DEVICE, interval_models
+from gnnpred.intervals import KNOWN_DEVICE, UNSEEN_DEVICE, IntervalModel, interval_models
 from gnnpred.training.accuracy_page import write_accuracy_pages
 from gnnpred.training.error_table import results_table
 from gnnpred.training.evaluate import TRACKS, TrackResult, require_networks, run_track
@@ -22,13 +23,15 @@ from gnnpred.training.experiments import (
     Fold,
     Progress,
     RecipeSettings,
+    corpus_rows,
+    encoding_digest,
     folds_of,
     load_encoded_corpus,
     load_weights,
     train_folds,
 )
 from gnnpred.training.extra_rows import NEUSIGHT, load_extra_rows
-from gnnpred.training.intervals import fit_intervals
+from gnnpred.training.intervals import MIN_FOLDS, fit_intervals
 from gnnpred.training.kernel_errors import kernel_table
 from gnnpred.training.plots import write_parity_plots
 from gnnpred.training.ranges import training_ranges
@@ -40,6 +43,7 @@ from gnnpred.training.trees import fit_trees, roofline_of, summed_features
 DEFAULT_FRAMEWORK_VERSION = "2.1"
 ERRORS_FILE = "errors.json"
 INTERVALS_FILE = "intervals.json"
+_MIN_GOLDEN_NODES = 15
 EXTRA_TRACKS = ("family", NEUSIGHT)  # also score rows beside the corpus
 
 
@@ -79,20 +83,15 @@ def train_checkpoint(
     """Train the ensemble on all rows and write the checkpoint folder.
 
     Intervals are those that ``evaluate`` calibrated on held-out groups (``intervals.json`` in ``out``); without
-    them the checkpoint cannot say how sure it is, so evaluation comes first.
+    them the checkpoint cannot say how sure it is, so evaluation comes first. A corpus with too few families to hold
+    some out, such as one small collection, gets the widest interval, and ``predict`` says so.
     """
-    intervals_path = out / INTERVALS_FILE
-    if not intervals_path.is_file():
-        raise GnnpredError(
-            f"{intervals_path} is missing: run `gnnpred evaluate --recipe {name} --retrain` first, which calibrates "
-            "the intervals on held-out groups"
-        )
-    intervals = json.loads(intervals_path.read_text(encoding="utf-8"))
-    interval_models(intervals, where=str(intervals_path))  # before minutes are spent on training
+    intervals = _intervals_for(name, settings, datasets=datasets, out=out)
     started = time.time()
     corpus = load_encoded_corpus(datasets, settings, work, num_workers, on_progress, with_blind=False)
     (fold,) = folds_of(corpus, "final")
-    folder = work / f"{name}-{_settings_digest(settings)}"
+    # finished networks are taken again for equal settings and an equal corpus alone
+    folder = work / f"{name}-{_settings_digest(settings)}-{encoding_digest(datasets, list(corpus.rows))[:8]}"
     _train(corpus, _jobs([fold], settings.seeds), settings, folder, num_workers, "networks", on_progress)
     members = [load_weights(folder / fold.file_name(seed), settings.train) for seed in range(settings.seeds)]
     on_progress("boosted trees", 0, 1)
@@ -106,6 +105,7 @@ def train_checkpoint(
             column = corpus.aware.globals[:, GLOBAL_FEATURE_NAMES.index(feature)]
             ranges[feature] = (float(column.min()), float(column.max()))
     kinds = {kind for kind, i in KIND_IDX.items() if np.any(corpus.aware.kind_idx == i)}
+    own_devices = {row.device: row.own_device for row in corpus.rows if row.own_device}
     write_checkpoint(
         out,
         name=name,
@@ -116,16 +116,35 @@ def train_checkpoint(
         known_kinds=sorted(kinds),
         device_rows={name: int((corpus.devices[training] == name).sum()) for name in sorted(set(corpus.devices))},
         global_ranges=ranges,
-        intervals=intervals,
+        intervals=intervals or {KNOWN_DEVICE: IntervalModel.uncalibrated().as_dict()},
         default_framework_version=DEFAULT_FRAMEWORK_VERSION,
         details={
             "training_rows": int(training.sum()),
             "inference_rows": int(corpus.is_inference.sum()),
             "operator_rows": len(corpus.operator_rows),
             "graphs": len({row.graph_id for row in corpus.rows}),
+            "has_calibrated_intervals": intervals is not None,
+            "own_devices": [asdict(device) for device in own_devices.values()],
             "settings": asdict(settings),
             "training_minutes": round((time.time() - started) / 60, 1),
         },
+    )
+
+
+def _intervals_for(name: str, settings: RecipeSettings, *, datasets: Path, out: Path) -> dict[str, Any] | None:
+    """The calibrated intervals, checked before minutes are spent on training; None where none can be had."""
+    path = out / INTERVALS_FILE
+    if path.is_file():
+        intervals = json.loads(path.read_text(encoding="utf-8"))
+        interval_models(intervals, where=str(path))
+        return intervals
+    rows, _ = corpus_rows(datasets, settings)
+    families = load_split(datasets / "splits" / "family.json")
+    if len({families.fold_of(row) for row in rows if row.phase != "inference"}) < MIN_FOLDS:
+        return None
+    raise GnnpredError(
+        f"{path} is missing: run `gnnpred evaluate --recipe {name} --retrain` first, which calibrates the intervals on "
+        "held-out groups"
     )
 
 
@@ -134,11 +153,14 @@ def _settings_digest(settings: RecipeSettings) -> str:
 
 
 def _golden(corpus: Corpus) -> dict[str, tuple[GraphArrays, bool]]:
-    """Small examples: the row with the fewest nodes of fp32 and of mixed, specification known and hidden."""
+    """Small examples: the row with the fewest nodes of fp32 and of mixed (a corpus without either: of its first
+    precision), specification known and hidden."""
     sizes = np.diff(corpus.aware.node_start)
+    is_step = ~corpus.is_inference & (sizes >= min(_MIN_GOLDEN_NODES, sizes.max()))
+    usual = ("fp32", "mixed") if np.isin(corpus.precisions[is_step], ("fp32", "mixed")).any() else corpus.precisions[:1]
     golden = {}
-    for precision, known in (("fp32", True), ("mixed", True), ("fp32", False)):
-        candidates = np.flatnonzero((corpus.precisions == precision) & ~corpus.is_inference & (sizes >= 15))
+    for precision, known in (*((precision, True) for precision in usual), (usual[0], False)):
+        candidates = np.flatnonzero((corpus.precisions == precision) & is_step)
         if len(candidates):
             row = int(candidates[np.argmin(sizes[candidates])])
             golden[f"{corpus.rows[row].model} {precision}{'' if known else ', unseen device'}"] = (

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch_geometric")
 
 from gnnpred.errors import GnnpredError
+from gnnpred.hardware import find_device
 from gnnpred.training.contrast import contrast_table, device_class, precision_variation
 from gnnpred.training.report import contrast_lines
 from tests.helpers.measured_rows import corpus_of, measurement, track_result
