@@ -69,6 +69,7 @@ class Recipe:
     name: str
     configurations: tuple[Configuration, ...]
     measure: MeasureSettings = field(default_factory=MeasureSettings)
+    text: str = field(default="", compare=False)  # of the file, comments and all
 
     @property
     def recipe_id(self) -> str:
@@ -110,7 +111,12 @@ def load_recipe(path: Path) -> Recipe:
             configurations.setdefault(each.config_id, each)
             if len(configurations) > _MAX_CONFIGURATIONS:
                 raise GnnpredError(f"{path}: more than {_MAX_CONFIGURATIONS:,} configurations")
-    return Recipe(name=path.stem, configurations=tuple(configurations.values()), measure=measure)
+    return Recipe(
+        name=path.stem,
+        configurations=tuple(configurations.values()),
+        measure=measure,
+        text=path.read_text(encoding="utf-8"),
+    )
 
 
 def _measure_values(content: Any, where: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import replace
 
-from gnnpred.corpus.store import MeasurementRow
+from gnnpred.corpus.store import LAYOUT_COLUMNS, MeasurementRow
 
 
 def with_unique_ids(rows: list[MeasurementRow]) -> list[MeasurementRow]:
@@ -25,7 +25,7 @@ def repeat_key(row: MeasurementRow) -> tuple:
         row.device, row.precision, row.activation_rule, row.tf32_matmul, row.memory_format, row.compiler,
         row.batch_size, row.optimizer, row.grad_accum, row.host_copy, row.data_loader, row.input_gradient,
         row.os, row.gpus, row.nodes, row.interconnect, row.strategy, row.checkpointing,
-        row.attention,
+        row.attention, *(getattr(row, name) for name in LAYOUT_COLUMNS),
     )  # fmt: skip
 
 
