@@ -15,7 +15,7 @@ from gnnpred.predictor import Predictor
 
 # What can speak against a row, by the names that --accept-outliers takes.
 UNSTEADY, THROTTLED, PREDICTION, SIBLINGS = KINDS = ("unsteady", "throttled", "prediction", "siblings")
-# Beyond this multiple of the 90 % interval (in log): of 8,941 held-out rows of published tables, 2 % are.
+# Beyond this multiple of the 90 % interval (in log): were errors normally distributed, one row in 1,000.
 INTERVAL_MULTIPLE = 2.0
 # Rows of one graph, GPU and precision are off by about one common factor; one that is off by twice as much is not.
 SIBLING_FACTOR = 2.0
@@ -134,7 +134,7 @@ def _far_from_siblings(judged: Sequence[_Judged]) -> list[tuple[str, Mark]]:
                         each.row.row_id,
                         Mark(
                             kind=SIBLINGS,
-                            detail=f"{_factor(apart)} than {len(group) - 1} other rows of its model, device and precision "
+                            detail=f"{_factor(apart)} than {len(group) - 1} rows of its model, device and precision "
                             "lead to expect",
                             expected_ms=each.predicted_ms * math.exp(usual),
                         ),

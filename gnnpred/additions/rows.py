@@ -71,6 +71,7 @@ def corpus_of(
             source=SOURCE_PREFIX + name,
             device=(spec := device_of(row.device, devices)).name,
             own_device=devices.get(spec.name),
+            time_us=float(f"{row.time_us:.5g}"),  # as it is stored
         )
         for row in collection.operators
     ]
@@ -174,7 +175,7 @@ def _collected_row(
         data_loader=job.data_loader,
         input_gradient=False,
         os=cells["os"],
-        step_time_ms=run.measured_ms,
+        step_time_ms=float(f"{run.measured_ms:.7g}"),  # as it is stored
         superseded=False,
         suspect=False,
         unstable=False,
