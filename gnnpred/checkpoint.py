@@ -327,7 +327,7 @@ class Checkpoint:
         warnings = []
         if not self.card.has_calibrated_intervals and not correction:
             warnings.append(
-                "the 90 % interval says nothing: this checkpoint was trained on too few families to measure its errors"
+                "the 90 % interval says nothing: this checkpoint was trained on too few rows to measure its errors"
             )
         if not known and correction:
             runs = f"{correction.num_runs} run{'s' * (correction.num_runs > 1)}"

@@ -20,6 +20,8 @@ INTERVAL_MULTIPLE = 2.0
 # Rows of one graph, GPU and precision are off by about one common factor; one that is off by twice as much is not.
 SIBLING_FACTOR = 2.0
 MIN_SIBLINGS = 3
+# What collect warns of that says nothing about the step's time.
+_HARMLESS_WARNINGS = ("operators not timed", "the search for the largest batch")
 MIN_ROWS_OF_OFFSET = 3  # of a device that the checkpoint has not seen
 
 
@@ -57,9 +59,10 @@ def marks_of(
     """row_id -> what speaks against it (rows without a mark are left out), and how many rows could not be predicted."""
     marks: dict[str, list[Mark]] = defaultdict(list)
     for each in rows:
-        if each.warning:
-            kind = THROTTLED if "throttl" in each.warning.lower() else UNSTEADY
-            marks[each.row.row_id].append(Mark(kind=kind, detail=each.warning))
+        for warning in filter(None, each.warning.split("; ")):
+            if not warning.startswith(_HARMLESS_WARNINGS):
+                kind = THROTTLED if warning.startswith("throttled") else UNSTEADY
+                marks[each.row.row_id].append(Mark(kind=kind, detail=warning))
     with_graph = [each for each in rows if each.onnx]
     judged = []
     for done, each in enumerate(with_graph):

@@ -199,6 +199,8 @@ def _collected_row(
     )
     if not excluded and (difference := _what_is_lost(row.job(), job)):
         excluded = f"a row of the corpus cannot hold its {difference}"
+    if not excluded and "from pinned memory" in cells.get("note", ""):
+        excluded = "inputs are copied from pinned memory: rows of the corpus know pageable memory alone"
     if not excluded and not job.device.supports(job.precision):
         excluded = f"{job.device.name} has no units for {job.precision}"
     if excluded:

@@ -23,6 +23,7 @@ from gnnpred.training.trees import summed_features
 COVERAGE = 0.9
 MIN_GROUP_ROWS = 20  # the coverage of a smaller group says little
 LOW_COVERAGE = 0.8  # a group below it is called badly covered
+MIN_QUANTILE_ROWS = 100  # fewer do not tell quantiles of 5 %
 MIN_FOLDS = 3  # with fewer, nothing is left to fit a scale to once two are left out
 _RIDGE = 20.0  # rows' worth of pull of each coefficient to 0
 # A wider interval where these grow, never a narrower one.
@@ -213,7 +214,7 @@ def _flat_bounds(result: TrackResult, corpus: Corpus, error: np.ndarray) -> np.n
         own, other = result.fold == number, result.fold != number
         for name in np.unique(precision[own]):
             calibration = error[other & (precision == name)]
-            if len(calibration) < 100:  # too few for 5 % quantiles
+            if len(calibration) < MIN_QUANTILE_ROWS:
                 calibration = error[other]
             bounds[own & (precision == name)] = np.quantile(calibration, ((1 - COVERAGE) / 2, (1 + COVERAGE) / 2))
     return bounds

@@ -31,7 +31,7 @@ from gnnpred.training.experiments import (
     train_folds,
 )
 from gnnpred.training.extra_rows import NEUSIGHT, load_extra_rows
-from gnnpred.training.intervals import MIN_FOLDS, fit_intervals
+from gnnpred.training.intervals import MIN_FOLDS, MIN_QUANTILE_ROWS, fit_intervals
 from gnnpred.training.kernel_errors import kernel_table
 from gnnpred.training.plots import write_parity_plots
 from gnnpred.training.ranges import training_ranges
@@ -83,8 +83,8 @@ def train_checkpoint(
     """Train the ensemble on all rows and write the checkpoint folder.
 
     Intervals are those that ``evaluate`` calibrated on held-out groups (``intervals.json`` in ``out``); without
-    them the checkpoint cannot say how sure it is, so evaluation comes first. A corpus with too few families to hold
-    some out, such as one small collection, gets the widest interval, and ``predict`` says so.
+    them the checkpoint cannot say how sure it is, so evaluation comes first. A corpus too small for that, such as one
+    short collection, gets the widest interval, and ``predict`` says so.
     """
     intervals = _intervals_for(name, settings, datasets=datasets, out=out)
     started = time.time()
@@ -139,12 +139,13 @@ def _intervals_for(name: str, settings: RecipeSettings, *, datasets: Path, out: 
         interval_models(intervals, where=str(path))
         return intervals
     rows, _ = corpus_rows(datasets, settings)
+    steps = [row for row in rows if row.phase != "inference"]
     families = load_split(datasets / "splits" / "family.json")
-    if len({families.fold_of(row) for row in rows if row.phase != "inference"}) < MIN_FOLDS:
+    if len(steps) < MIN_QUANTILE_ROWS or len({families.fold_of(row) for row in steps}) < MIN_FOLDS:
         return None
     raise GnnpredError(
-        f"{path} is missing: run `gnnpred evaluate --recipe {name} --retrain` first, which calibrates the intervals on "
-        "held-out groups"
+        f"{path} is missing: run `gnnpred evaluate --recipe {name} --retrain --datasets {datasets} --out {out}` first, "
+        "which calibrates the intervals on held-out groups"
     )
 
 
