@@ -258,7 +258,7 @@ def test_runs_on_several_gpus_go_to_their_own_table(tmp_path, gpu_runs):
 # -- devices ---------------------------------------------------------------------------------------
 def test_a_gpu_that_the_list_lacks_needs_a_device_file_and_keeps_it(tmp_path):
     runs = write_collection(tmp_path / "runs", manifest={**V100, "gpu": "Home Brew 9000"})
-    with pytest.raises(GnnpredError, match="Home Brew 9000 is not in the list of GPUs.*--device-file"):
+    with pytest.raises(GnnpredError, match=r"Home Brew 9000 is not in the list of GPUs.*--device-file"):
         add(runs, tmp_path / "new")
     assert not (tmp_path / "new").exists()
     own = tmp_path / "own.toml"
@@ -273,17 +273,17 @@ def test_a_gpu_that_the_list_lacks_needs_a_device_file_and_keeps_it(tmp_path):
     assert report.notes == (f"{tmp_path / 'new'} describes Home Brew 9000 already, by other figures: those stay",)
     assert not report.is_changed
     own.write_text(own.read_text().replace("9000", "8000"))
-    with pytest.raises(UsageError, match="describes Home Brew 8000.*measured on Home Brew 9000"):
+    with pytest.raises(UsageError, match=r"describes Home Brew 8000.*measured on Home Brew 9000"):
         add(runs, tmp_path / "new", device_file=own)
 
 
 def test_cpu_rows_stay_out_of_a_corpus_of_gpus_and_the_other_way_round(tmp_path, tiny, cpu_runs, gpu_runs):
     before = contents(tiny)
-    with pytest.raises(UsageError, match="measured on a CPU and .* holds rows of GPUs.*--datasets NEW-FOLDER"):
+    with pytest.raises(UsageError, match=r"measured on a CPU and .* holds rows of GPUs.*--datasets NEW-FOLDER"):
         add(cpu_runs, tiny)
     assert contents(tiny) == before
     add(cpu_runs, tmp_path / "new")
-    with pytest.raises(UsageError, match="measured on a GPU and .* holds rows of CPUs"):
+    with pytest.raises(UsageError, match=r"measured on a GPU and .* holds rows of CPUs"):
         add(gpu_runs, tmp_path / "new")
 
 
@@ -291,12 +291,12 @@ def test_cpu_rows_stay_out_of_a_corpus_of_gpus_and_the_other_way_round(tmp_path,
 def test_names_are_kept_and_not_taken_twice(tmp_path, cpu_runs):
     assert add(cpu_runs, tmp_path / "new", name="first").collection == "first"
     assert add(cpu_runs, tmp_path / "new").collection == "first"
-    with pytest.raises(UsageError, match="in .* already, under the name first: leave --name"):
+    with pytest.raises(UsageError, match=r"in .* already, under the name first: leave --name"):
         add(cpu_runs, tmp_path / "new", name="second")
     other = write_collection(tmp_path / "other", time_ms=lambda each: 3.0)
     with pytest.raises(UsageError, match="another collection of the name first"):
         add(other, tmp_path / "new", name="first")
-    with pytest.raises(UsageError, match="--name '../x'"):
+    with pytest.raises(UsageError, match=r"--name '../x'"):
         add(other, tmp_path / "new", name="../x")
     with pytest.raises(UsageError, match="unknown kind 'unsteadi', did you mean 'unsteady'"):
         add(other, tmp_path / "new", accept=("unsteadi",))
@@ -319,7 +319,7 @@ def test_a_disk_that_is_full_while_writing_leaves_the_corpus_as_it_was(tmp_path,
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(merge, "write_rows", full)
-    with pytest.raises(GnnpredError, match="cannot write to .*: No space left on device"):
+    with pytest.raises(GnnpredError, match=r"cannot write to .*: No space left on device"):
         add(gpu_runs, tiny)
     assert contents(tiny) == before
 
