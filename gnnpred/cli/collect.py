@@ -1,5 +1,6 @@
 """gnnpred collect: measure training steps on this machine."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -29,14 +30,20 @@ def collect(
 
     with needs_extra("models"):
         from gnnpred.cli.progress import progress_bar
+        from gnnpred.collect.nodes import join_nodes
         from gnnpred.collect.recipe import find_recipe, load_recipe
         from gnnpred.collect.runner import collect as collect_rows
 
         settings = load_recipe(find_recipe(recipe))
         budget_s = None if time_budget is None else seconds_of(time_budget)
+        make_engine = join_nodes(os.environ, settings)
+        if make_engine is None:  # the first node speaks
+            return
         try:
             with progress_bar() as advance:
-                report = collect_rows(settings, out, device=device, time_budget_s=budget_s, on_progress=advance)
+                report = collect_rows(
+                    settings, out, device=device, time_budget_s=budget_s, on_progress=advance, make_engine=make_engine
+                )
         except KeyboardInterrupt:
             typer.echo("interrupted: what is measured is kept, the same command continues", err=True)
             raise typer.Exit(130) from None
