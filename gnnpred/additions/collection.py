@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gnnpred.collect.store import STORE_FILE, StoredRow, read_store
-from gnnpred.collect.table import DEVICE_FILE, RUNS_FILE
+from gnnpred.collect.table import COLLECTIVES_FILE, DEVICE_FILE, OPERATORS_FILE, RUNS_FILE
 from gnnpred.corpus.operators import COLUMNS as OPERATOR_COLUMNS
 from gnnpred.corpus.operators import OperatorRow, operator_graph
 from gnnpred.errors import GnnpredError
@@ -17,7 +17,6 @@ from gnnpred.hardware import DeviceSpec, load_device_file
 from gnnpred.job import Precision
 from gnnpred.score import read_runs
 
-OPERATORS_FILE = "operators.csv"
 # Columns of runs.csv that score does without and that rows of the corpus need
 _NEEDED_COLUMNS = (
     "source",
@@ -86,6 +85,11 @@ def read_collection(folder: Path) -> Collection:
     if not folder.is_dir():
         raise GnnpredError(f"{folder} is no folder: name one of `gnnpred collect --out`")
     meta, stored = read_store(folder)
+    if (folder / COLLECTIVES_FILE).is_file() and not (folder / RUNS_FILE).is_file():
+        raise GnnpredError(
+            f"{folder} holds timed collectives, of which a corpus has none: fit them with "
+            "`python -m gnnpred.communication_fit.collectives --collected`"
+        )
     by_id = {row.config_id: row for row in stored if row.status == "ok"}
     if not by_id:
         raise GnnpredError(f"{folder} holds no measured row: there is nothing to add")
