@@ -108,6 +108,7 @@ class Recipe:
     measure: MeasureSettings = field(default_factory=MeasureSettings)
     kind: str = "steps"  # one of KINDS
     whole_id: str = ""  # of the recipe that this one is a part of
+    text: str = field(default="", compare=False)  # of the file, comments and all
 
     @property
     def model_prefixes(self) -> list[str]:
@@ -166,7 +167,12 @@ def load_recipe(path: Path) -> Recipe:
         by_sweep.append([each for each in found if not (each.config_id in seen or seen.add(each.config_id))])
         if len(seen) > _MAX_CONFIGURATIONS:
             raise GnnpredError(f"{path}: more than {_MAX_CONFIGURATIONS:,} configurations; split the recipe")
-    return Recipe(name=path.stem, configurations=tuple(_ordered(by_sweep, content, str(path))), measure=measure)
+    return Recipe(
+        name=path.stem,
+        configurations=tuple(_ordered(by_sweep, content, str(path))),
+        measure=measure,
+        text=path.read_text(encoding="utf-8"),
+    )
 
 
 def _ordered(by_sweep: list[list[Configuration]], content: dict[str, Any], where: str) -> list[Configuration]:

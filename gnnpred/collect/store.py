@@ -3,7 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,10 @@ class CollectionStore:
 
     def bind(self, recipe: Recipe, device: str) -> None:
         """Take the folder for this recipe and device; raises UsageError where it belongs to another."""
-        wanted = {"format": _FORMAT, "recipe_id": recipe.recipe_id, "recipe": recipe.name, "device": device}
+        wanted = {
+            "format": _FORMAT, "recipe_id": recipe.recipe_id, "recipe": recipe.name, "recipe_text": recipe.text,
+            "device": device,
+        }  # fmt: skip
         with self._transaction():
             found = dict(self._db.execute("SELECT key, value FROM meta"))
             if not found:
@@ -144,12 +147,7 @@ class CollectionStore:
     def rows(self) -> list[StoredRow]:
         """All rows, in the order in which they were committed."""
         with self._errors():
-            found = self._db.execute("SELECT * FROM rows ORDER BY rowid").fetchall()
-        return [
-            StoredRow(config_id=key, configuration=json.loads(configuration), status=status, reason=reason,
-                      result=json.loads(result))
-            for key, configuration, status, reason, result in found
-        ]  # fmt: skip
+            return _rows_of(self._db)
 
     def graphs(self) -> dict[str, tuple[str, str]]:
         """graph_id -> (file, reason why there is none)."""
@@ -179,3 +177,37 @@ class CollectionStore:
                     "same command again"
                 ) from error
             raise GnnpredError(f"cannot use {self._path}: {error}") from error
+
+
+def _rows_of(db: sqlite3.Connection) -> list[StoredRow]:
+    return [
+        StoredRow(config_id=key, configuration=json.loads(configuration), status=status, reason=reason,
+                  result=json.loads(result))
+        for key, configuration, status, reason, result in db.execute("SELECT * FROM rows ORDER BY rowid")
+    ]  # fmt: skip
+
+
+def read_store(folder: Path) -> tuple[dict[str, str], list[StoredRow]]:
+    """What a collection's folder says of itself (recipe, recipe_id, device ...) and its rows; nothing is changed.
+
+    Raises GnnpredError for a folder without a store, for a damaged one and for one of another version.
+    """
+    path = folder / STORE_FILE
+    if not path.is_file():
+        raise GnnpredError(
+            f"{folder} is no collection: it has no {STORE_FILE}; name a folder of `gnnpred collect --out`"
+        )
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+            (state,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            if state != "ok":
+                raise GnnpredError(f"{path} is damaged: {state.splitlines()[-1]}")
+            meta = dict(db.execute("SELECT key, value FROM meta"))
+            if meta.get("format") != _FORMAT:
+                raise GnnpredError(
+                    f"{path} is of format {meta.get('format')}, this gnnpred reads format {_FORMAT}: use the gnnpred "
+                    "that collected it"
+                )
+            return meta, _rows_of(db)
+    except (sqlite3.Error, ValueError) as error:
+        raise GnnpredError(f"{path} is damaged or no collection: {error}") from error

@@ -24,6 +24,7 @@ LAYERS = (
     ("score", "calibration_runs", "model_sources", "export", "corpus"),
     ("communication_fit",),
     ("training", "collect"),
+    ("additions",),
     ("cli",),
 )
 LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
