@@ -93,6 +93,10 @@ def run_task(task: dict[str, Any], ranks: dict[str, Any] | None = None) -> dict[
             return _ok(_probe(task["device"], task["models"]))
         if kind == "measure":
             return _measured(task, ranks)
+        if kind == "collectives":
+            from gnnpred.collect.collective_ranks import time_collectives
+
+            return _ok(time_collectives(task, ranks))
         assert kind == "export", kind
         return _ok(_exported(task))
     except GnnpredError as error:

@@ -65,6 +65,18 @@ def test_measured_rows_are_runs_that_score_can_read(tmp_path):
     assert (tmp_path / "out" / rows[0]["onnx"]).read_text() == "graph of x:good"
 
 
+def test_a_recipe_of_which_the_machine_runs_nothing_is_one_line_and_leaves_no_rows(tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match=r"none of the recipe's 2 configurations: tf32 is a format of GPUs"):
+        run(recipe_of("good", batches=(1, 2), precisions=("tf32",)), tmp_path / "out")
+    assert not (tmp_path / "out" / "runs.csv").exists()
+    monkeypatch.setenv("STAND_IN_DEVICE", "cuda")
+    monkeypatch.setenv("STAND_IN_CAPABILITY", "7.0")
+    with pytest.raises(UsageError, match=r"V100 \(compute capability 7\) has no (mixed-)?bf16 units"):
+        run(recipe_of("good", precisions=("bf16", "mixed-bf16")), tmp_path / "out")
+    report = run(recipe_of("good", precisions=("bf16", "fp16")), tmp_path / "out")
+    assert report.by_status == {"unsupported": 1, "ok": 1}
+
+
 def test_tf32_rows_say_that_matmul_uses_it(tmp_path, monkeypatch):
     out = tmp_path / "out"
     recipe = recipe_of("good", precisions=("fp32", "tf32"))
