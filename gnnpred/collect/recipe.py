@@ -126,7 +126,7 @@ class Recipe:
 
 
 def sources_to_import(models: Iterable[str]) -> list[str]:
-    """The first of each library; of transformers the first of each architecture, which imports its code at first use."""
+    """The first of each library; of transformers the first of each architecture, whose code is imported late."""
     found: dict[str, str] = {}
     for model in models:
         prefix = model.split(":")[0]
