@@ -73,6 +73,7 @@ class CheckpointCard:
     known_kinds: tuple[str, ...]
     global_ranges: dict[str, tuple[float, float]]  # what training covered, by global feature
     intervals: dict[str, IntervalModel]  # for GPUs that training has seen and for those that it has not
+    has_calibrated_intervals: bool
     raw: dict[str, Any]
 
     @classmethod
@@ -89,11 +90,14 @@ class CheckpointCard:
             tree_weight=content.get("tree_weight", 0.0),
             calibration_sha256=content.get("calibration_sha256", ""),
             devices=tuple(content["devices"]),
-            known_devices=KnownDevices.from_json(content.get("device_rows", {}), where=where),
+            known_devices=KnownDevices.from_json(
+                content.get("device_rows", {}), own_devices=content.get("own_devices", ()), where=where
+            ),
             default_framework_version=content["default_framework_version"],
             known_kinds=tuple(content["known_kinds"]),
             global_ranges={k: tuple(v) for k, v in content["global_ranges"].items()},
             intervals=interval_models(content.get("intervals", {}), where=where),
+            has_calibrated_intervals=content.get("has_calibrated_intervals", True),
             raw=content,
         )
 
@@ -321,6 +325,10 @@ class Checkpoint:
     ) -> list[str]:
         """What of this graph and job lies outside what the checkpoint has seen."""
         warnings = []
+        if not self.card.has_calibrated_intervals and not correction:
+            warnings.append(
+                "the 90 % interval says nothing: this checkpoint was trained on too few rows to measure its errors"
+            )
         if not known and correction:
             runs = f"{correction.num_runs} run{'s' * (correction.num_runs > 1)}"
             warnings.append(

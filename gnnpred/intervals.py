@@ -71,6 +71,11 @@ class IntervalModel:
         """The same bounds for every prediction."""
         return cls(0.0, {}, (low, high))
 
+    @classmethod
+    def uncalibrated(cls) -> "IntervalModel":
+        """The widest there is, for a checkpoint whose errors nobody has measured."""
+        return cls.constant(-_MAX_LOG_BOUND, _MAX_LOG_BOUND)
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "intercept": round(self.intercept, 5),

@@ -1,7 +1,7 @@
 """How much training has seen of a GPU and of GPUs like it: what intervals and warnings go by."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.graph import DType
-from gnnpred.hardware import DeviceSpec, find_device
+from gnnpred.hardware import DeviceSpec, device_of_fields, find_device
 
 MIN_ROWS_OF_RELATIVE = 20  # a GPU with fewer training rows is no help to one like it
 # Held out, K80, M60, RTX 5090, RX 6800 and RX 7700S are farther than that from every known GPU, the others within 1.2.
@@ -35,23 +35,28 @@ class KnownDevices:
     """Training rows of whole steps by GPU name."""
 
     rows_by_device: Mapping[str, int]
+    own_devices: Mapping[str, DeviceSpec] = field(default_factory=dict)  # of the corpus, which the tables lack
 
     @classmethod
-    def from_json(cls, content: Any, *, where: str) -> "KnownDevices":
-        """From a table of GPU name to rows; raises GnnpredError for anything else. ``where`` names the file."""
+    def from_json(cls, content: Any, *, own_devices: Any = (), where: str) -> "KnownDevices":
+        """From a table of GPU name to rows and a list of devices by their fields; raises GnnpredError for anything
+        else. ``where`` names the file."""
         is_table = isinstance(content, Mapping) and all(
             isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in content.values()
         )
         if not is_table:
             raise GnnpredError(f"{where}: device_rows must be a table of GPU name to number of rows")
-        return cls({str(name): count for name, count in content.items()})
+        if not isinstance(own_devices, list | tuple) or not all(isinstance(each, Mapping) for each in own_devices):
+            raise GnnpredError(f"{where}: own_devices must be a list of devices")
+        own = [device_of_fields(each, where=where) for each in own_devices]
+        return cls({str(name): count for name, count in content.items()}, {device.name: device for device in own})
 
     @cached_property
     def _specs(self) -> dict[str, DeviceSpec]:
         specs = {}
         for name in self.rows_by_device:
             try:
-                specs[name] = find_device(name)
+                specs[name] = self.own_devices.get(name) or find_device(name)
             except UsageError:  # a user's own device file: known by its name alone
                 continue
         return specs

@@ -83,7 +83,7 @@ def score_runs(
     predicted keeps its reason.
     """
     path = Path(path)
-    columns, rows = _read_rows(path)
+    columns, rows = read_runs(path)
     predictor = predictor or Predictor()
     # by model, so that one graph at a time is held however the file is sorted
     order = sorted(
@@ -106,7 +106,8 @@ def score_runs(
     )
 
 
-def _read_rows(path: Path) -> tuple[tuple[str, ...], list[tuple[int, dict[str, str]]]]:
+def read_runs(path: Path) -> tuple[tuple[str, ...], list[tuple[int, dict[str, str]]]]:
+    """Column names and (line, row) of a runs CSV; raises GnnpredError for a file that is not one."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, restkey="")

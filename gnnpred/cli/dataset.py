@@ -1,4 +1,4 @@
-"""gnnpred dataset: build the training corpus from measured runs."""
+"""gnnpred dataset: the training corpus, built from published runs and extended by one's own."""
 
 from pathlib import Path
 from typing import Annotated
@@ -59,3 +59,49 @@ def build(
         typer.echo(f"  {count:7,} left out: {reason}")
     for model, reason in sorted(report.failed_models.items()):
         typer.echo(f"  not traced: {model}: {reason}")
+
+
+@dataset_app.command()
+def add(
+    runs: Annotated[Path, typer.Argument(metavar="RUNS_FOLDER", help="What `gnnpred collect --out` wrote.")],
+    datasets: Annotated[
+        Path, typer.Option("--datasets", metavar="FOLDER", help="The corpus; a folder that is not there is a new one.")
+    ] = Path("datasets"),
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="ID", help="Of the collection [RECIPE-DEVICE-hash].")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be added; write nothing.")] = False,
+    accept_outliers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept-outliers",
+            metavar="KIND",
+            help="Learn from rows marked so all the same (unsteady, throttled, prediction, siblings, all); repeatable.",
+        ),
+    ] = None,
+    device_file: Annotated[
+        Path | None, typer.Option("--device-file", metavar="FILE", help="The GPU, where the list lacks it.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="NAME|FOLDER", help="What new rows are compared with.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Merge a collection into a corpus: checked, marked, nothing dropped. Adding it again changes nothing."""
+    from gnnpred.additions.merge import add_collection
+    from gnnpred.cli.progress import progress_bar
+    from gnnpred.predictor import Predictor
+
+    with progress_bar(show=not as_json) as advance:
+        report = add_collection(
+            runs, datasets, name=name, dry_run=dry_run, accept=tuple(accept_outliers or ()), device_file=device_file,
+            make_predictor=lambda: Predictor(checkpoint), on_progress=advance,
+        )  # fmt: skip
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(report.as_dict(), indent=1))
+        return
+    from gnnpred.cli.render_additions import print_additions
+
+    print_additions(report)

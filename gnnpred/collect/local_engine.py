@@ -50,21 +50,21 @@ class LocalEngine:
         self._workers = workers
         self._num_lanes = num_lanes
         self._max_ahead = max_ahead
-        self._others = others
-        self._gpus: list[str] = []  # as CUDA_VISIBLE_DEVICES names them, one per lane; none on a CPU
+        self.others = others
+        self.gpus: list[str] = []  # as CUDA_VISIBLE_DEVICES names them, one per lane; none on a CPU
 
     def probe(self, device: str | None, models: Sequence[str], *, deadline: float | None) -> Reply:
         reply = self._workers.run(probe_message(device, models), limit_s=PROBE_LIMIT_S, deadline=deadline)
         if reply["status"] == "ok":
             manifest = reply["result"]["manifest"]
-            manifest["num_nodes"] = self._others.num_nodes if self._others else 1
+            manifest["num_nodes"] = self.others.num_nodes if self.others else 1
             if manifest["device"] == "cuda":
-                self._gpus = visible_gpus(manifest["num_gpus"], os.environ.get("CUDA_VISIBLE_DEVICES"))
-            self.overlaps = bool(self._gpus) if self._overlaps is None else self._overlaps
+                self.gpus = visible_gpus(manifest["num_gpus"], os.environ.get("CUDA_VISIBLE_DEVICES"))
+            self.overlaps = bool(self.gpus) if self._overlaps is None else self._overlaps
         return reply
 
     def measure(self, tasks: Sequence[Task], *, deadline: float | None) -> Iterator[tuple[Task, Reply]]:
-        num_lanes = self._num_lanes or len(self._gpus) or 1
+        num_lanes = self._num_lanes or len(self.gpus) or 1
         waiting = deque(sorted(tasks, key=lambda task: (-task.configuration.nodes, -task.num_gpus)))
         lookahead = Lookahead(num_lanes, self._max_ahead or most_ahead(num_lanes))
         ready: deque[RankGroup] = deque()
@@ -85,9 +85,9 @@ class LocalEngine:
                     prepare()
                 lanes = [free.pop(0) for _ in range(num_needed)]
                 group = ready.popleft()
-                gpus = [self._gpus[lane] for lane in lanes] if self._gpus else None
-                is_spread = self._others is not None and group.task.configuration.nodes > 1
-                group.release(gpus=gpus, remote=self._others.start(group.task) if is_spread else None)
+                gpus = [self.gpus[lane] for lane in lanes] if self.gpus else None
+                is_spread = self.others is not None and group.task.configuration.nodes > 1
+                group.release(gpus=gpus, remote=self.others.start(group.task) if is_spread else None)
                 running.append(_Running(group, lanes))
             while self.overlaps and waiting and sum(group.num_workers for group in ready) < lookahead.num_workers:
                 prepare()
@@ -112,8 +112,8 @@ class LocalEngine:
 
     def end_all(self) -> None:
         self._workers.end_all()
-        if self._others is not None:
-            self._others.end_all()
+        if self.others is not None:
+            self.others.end_all()
 
 
 def visible_gpus(num_gpus: int, environment: str | None) -> list[str]:

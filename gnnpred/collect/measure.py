@@ -108,7 +108,7 @@ def _measured(
     if monitor is not None:
         monitor.start()
     timed_from = time.perf_counter()
-    step_ms = _timed_on_gpu(step, num_steps) if device == "cuda" else _timed_on_host(step, num_steps)
+    step_ms = timed_on_gpu(step, num_steps) if device == "cuda" else timed_on_host(step, num_steps)
     wall_ms = (time.perf_counter() - timed_from) * 1e3 / num_steps
     num_more = 0
     if monitor is not None:  # power is averaged for long enough
@@ -249,7 +249,8 @@ def _num_timed_steps(step_ms: float, settings: MeasureSettings) -> int:
     return max(_MIN_TIMED_STEPS, min(settings.steps, fitting))
 
 
-def _timed_on_host(step: Step, num_steps: int) -> list[float]:
+def timed_on_host(step: Callable[[], Any], num_steps: int) -> list[float]:
+    """Times in ms by the host's clock."""
     times_ms = []
     for _ in range(num_steps):
         before = time.perf_counter()
@@ -258,8 +259,8 @@ def _timed_on_host(step: Step, num_steps: int) -> list[float]:
     return times_ms
 
 
-def _timed_on_gpu(step: Step, num_steps: int) -> list[float]:
-    """Times between events that the GPU itself records after every step; the host waits at the end alone."""
+def timed_on_gpu(step: Callable[[], Any], num_steps: int) -> list[float]:
+    """Times in ms between events that the GPU itself records after every step; the host waits at the end alone."""
     import torch
 
     events = [torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 1)]

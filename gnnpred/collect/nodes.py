@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gnnpred.collect.collective_launch import CollectiveLaunch
 from gnnpred.collect.engine import Engine, Reply, Task
 from gnnpred.collect.local_engine import LocalEngine, visible_gpus
 from gnnpred.collect.rank_group import RankGroup
@@ -76,7 +77,7 @@ class OtherNodes:
         self._address = place.address
         self._num_jobs = 0
 
-    def start(self, task: Task) -> "RemoteRanks":
+    def start(self, task: Task | CollectiveLaunch) -> "RemoteRanks":
         """Have the ranks of ``task`` on the first nodes after this one started."""
         job = self._num_jobs
         self._num_jobs += 1
@@ -120,7 +121,7 @@ def join_nodes(environment: Mapping[str, str], recipe: Recipe) -> Callable[[Work
     if place.node == 0:
         return partial(LocalEngine, others=OtherNodes(store, place))
     with tempfile.TemporaryDirectory(prefix="gnnpred-collect-") as scratch:
-        follow(place, store, Workers(WORKER_COMMAND, Path(scratch), forked=recipe.model_prefixes))
+        follow(place, store, Workers(WORKER_COMMAND, Path(scratch), forked=recipe.sources_to_import))
     return None
 
 
@@ -138,7 +139,7 @@ def follow(place: NodePlace, store: "dist.Store", workers: Workers) -> None:
 
 
 def _run_job(place: NodePlace, store: "dist.Store", workers: Workers, job: int, message: dict[str, Any]) -> None:
-    task = Task.of_message(message)
+    task = CollectiveLaunch.of_message(message) if message["task"] == "collectives" else Task.of_message(message)
     if place.node >= task.configuration.nodes:
         return
     group = RankGroup(workers, task, first_rank=place.node * task.num_gpus, world_size=task.configuration.gpus)

@@ -5,11 +5,12 @@ import time
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from gnnpred.collect.collective_launch import CollectiveLaunch
 from gnnpred.collect.engine import Reply, Task
 from gnnpred.collect.workers import Worker, Workers
 
 # When one rank fails its peers lose their connections and fail as well, often sooner than the system reports its end.
-_GRACE_S = 2.0
+GRACE_S = 2.0
 # Which of several ranks' failures says most about the cause.
 _TELLING = ("crash", "oom", "nan", "unsupported", "timeout", "error")
 # What gloo and NCCL say of a peer that is gone: a consequence.
@@ -38,7 +39,9 @@ class RankGroup:
     ``first_rank`` of this machine's and ``world_size`` of all ranks, where others run elsewhere.
     """
 
-    def __init__(self, workers: Workers, task: Task, *, first_rank: int = 0, world_size: int | None = None) -> None:
+    def __init__(
+        self, workers: Workers, task: Task | CollectiveLaunch, *, first_rank: int = 0, world_size: int | None = None
+    ) -> None:
         self.task = task
         self._first_rank = first_rank
         self._world_size = world_size or task.num_gpus
@@ -85,7 +88,7 @@ class RankGroup:
             self._failed_at = time.monotonic()
         num_awaited = len(self._members) + (self._remote.num_nodes if self._remote else 0)
         is_complete = len(replies) == num_awaited
-        if not is_complete and (self._failed_at is None or time.monotonic() < self._failed_at + _GRACE_S):
+        if not is_complete and (self._failed_at is None or time.monotonic() < self._failed_at + GRACE_S):
             return None
         self.end()
         return most_telling(replies) or self._replies[0]

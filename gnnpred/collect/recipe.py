@@ -2,15 +2,17 @@
 
 import difflib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from gnnpred.collect.collective_recipe import CollectiveCall, calls_of
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.files import json_digest, read_table, require_known
 from gnnpred.job import MEMORY_FORMATS, Phase, Precision
 
+KINDS = ("steps", "collectives")
 STRATEGIES = ("ddp", "fsdp")
 OPTIMIZERS = ("sgd", "adam", "adamw")  # those that PyTorch itself has
 HOST_COPIES = ("none", "pinned", "pageable")
@@ -102,18 +104,34 @@ class Recipe:
     """What to measure, in the order in which it is measured, and how."""
 
     name: str
-    configurations: tuple[Configuration, ...]
+    configurations: tuple[Configuration, ...] | tuple[CollectiveCall, ...]
     measure: MeasureSettings = field(default_factory=MeasureSettings)
+    kind: str = "steps"  # one of KINDS
+    whole_id: str = ""  # of the recipe that this one is a part of
+    text: str = field(default="", compare=False)  # of the file, comments and all
 
     @property
-    def model_prefixes(self) -> list[str]:
-        """What stands before the colon of its models: the libraries that they come from."""
-        return sorted({each.model.split(":")[0] for each in self.configurations})
+    def sources_to_import(self) -> list[str]:
+        """Models whose imports are those of the whole recipe (:func:`sources_to_import`)."""
+        return sources_to_import(each.model for each in self.configurations) if self.kind == "steps" else []
 
     @property
     def recipe_id(self) -> str:
-        """Changes with every change of what is measured or how; comments and names do not count."""
+        """Changes with every change of what is measured or how; comments and names do not count. A part has its
+        whole's.
+        """
+        if self.whole_id:
+            return self.whole_id
         return json_digest([[asdict(each) for each in self.configurations], asdict(self.measure)])
+
+
+def sources_to_import(models: Iterable[str]) -> list[str]:
+    """The first of each library; of transformers the first of each architecture, whose code is imported late."""
+    found: dict[str, str] = {}
+    for model in models:
+        prefix = model.split(":")[0]
+        found.setdefault(model.split("?")[0] if prefix == "hf" else prefix, model)
+    return list(found.values())
 
 
 # ---------------------------------------------------------------------------------------- reading
@@ -136,11 +154,18 @@ def find_recipe(name_or_path: str) -> Path:
 def load_recipe(path: Path) -> Recipe:
     """Read and check a recipe; raises GnnpredError that names the wrong field and the nearest right one."""
     content = read_table(path, "recipe", only_toml=True)
-    require_known(content, ("order", "sample", "measure", "sweep"), str(path))
+    kind = content.get("kind", "steps")
+    if kind not in KINDS:
+        raise GnnpredError(f"{path}: kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    of_kind = ("collective",) if kind == "collectives" else ("order", "sample", "sweep")
+    require_known(content, ("kind", "measure", *of_kind), str(path))
     try:
         measure = MeasureSettings(**_measure_values(content.get("measure", {}), f"{path}, [measure]"))
     except GnnpredError as error:
         raise error if str(path) in str(error) else GnnpredError(f"{path}, [measure]: {error}") from error
+    if kind == "collectives":
+        calls = calls_of(content.get("collective"), str(path))
+        return Recipe(name=path.stem, configurations=calls, measure=measure, kind=kind)
     sweeps = content.get("sweep")
     if not isinstance(sweeps, list) or not sweeps or not all(isinstance(sweep, dict) for sweep in sweeps):
         raise GnnpredError(f"{path}: a recipe needs at least one table [[sweep]] with models and batch_sizes")
@@ -151,7 +176,12 @@ def load_recipe(path: Path) -> Recipe:
         by_sweep.append([each for each in found if not (each.config_id in seen or seen.add(each.config_id))])
         if len(seen) > _MAX_CONFIGURATIONS:
             raise GnnpredError(f"{path}: more than {_MAX_CONFIGURATIONS:,} configurations; split the recipe")
-    return Recipe(name=path.stem, configurations=tuple(_ordered(by_sweep, content, str(path))), measure=measure)
+    return Recipe(
+        name=path.stem,
+        configurations=tuple(_ordered(by_sweep, content, str(path))),
+        measure=measure,
+        text=path.read_text(encoding="utf-8"),
+    )
 
 
 def _ordered(by_sweep: list[list[Configuration]], content: dict[str, Any], where: str) -> list[Configuration]:

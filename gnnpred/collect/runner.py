@@ -37,10 +37,11 @@ class CollectReport:
     warnings: tuple[str, ...]
     is_cut_off: bool  # by the time budget
     device_file: Path | None  # of a CPU, which the list of GPUs does not hold
+    runs_name: str = RUNS_FILE
 
     @property
     def runs_file(self) -> Path:
-        return self.folder / RUNS_FILE
+        return self.folder / self.runs_name
 
     @property
     def failed_file(self) -> Path:
@@ -84,17 +85,18 @@ def collect(
         raise UsageError(f"unknown device {device!r}: choose one of {', '.join(DEVICES)}")
     deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
     with CollectionStore(out) as store, tempfile.TemporaryDirectory(prefix="gnnpred-collect-") as scratch:
-        workers = Workers(worker_command, Path(scratch), forked=recipe.model_prefixes)
+        workers = Workers(worker_command, Path(scratch), forked=recipe.sources_to_import)
         engine = make_engine(workers)
         is_cut_off, exports = False, None
         try:
-            probed = _probed(engine, device, recipe, deadline)
-            manifest = probed["manifest"]
+            models = list(dict.fromkeys(each.model for each in recipe.configurations))
+            found = probed(engine, device, models, deadline)
+            manifest = found["manifest"]
             require_supported(recipe, manifest)
             store.bind(recipe, f"{manifest['device']} ({manifest['gpu']})")
             exports = Exports(store, workers, recipe)
-            if probed["cpu_device"]:
-                write_device_file(probed["cpu_device"], out)
+            if found["cpu_device"]:
+                write_device_file(found["cpu_device"], out)
             collection = _Collection(recipe, store, engine, exports, manifest)
             try:
                 collection.run(on_progress, deadline)
@@ -121,12 +123,12 @@ def collect(
             if row.result.get("warning")
         ),
         is_cut_off=is_cut_off,
-        device_file=out / DEVICE_FILE if probed["cpu_device"] else None,
+        device_file=out / DEVICE_FILE if found["cpu_device"] else None,
     )
 
 
-def _probed(engine: Engine, device: str | None, recipe: Recipe, deadline: float | None) -> dict[str, Any]:
-    models = list(dict.fromkeys(each.model for each in recipe.configurations))
+def probed(engine: Engine, device: str | None, models: Sequence[str], deadline: float | None) -> dict[str, Any]:
+    """The engine's look at where it measures; raises UsageError and GnnpredError for what is missing there."""
     try:
         reply = engine.probe(device, models, deadline=deadline)
     except BudgetSpentError:
@@ -193,9 +195,9 @@ class _Collection:
 
 
 def require_supported(recipe: Recipe, manifest: dict[str, Any]) -> None:
-    """Raises UsageError for a recipe of which the machine of ``manifest`` can run nothing."""
+    """Raises UsageError for a whole recipe of which the machine of ``manifest`` can run nothing."""
     reasons = Counter(unsupported_reason(each, manifest) for each in recipe.configurations)
-    if not reasons[""]:
+    if not reasons[""] and not recipe.whole_id:  # a part may happen to hold nothing else
         raise UsageError(
             f"this machine runs none of the recipe's {len(recipe.configurations)} configurations: "
             + "; ".join(reason for reason, _ in reasons.most_common(3))

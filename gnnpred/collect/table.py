@@ -16,6 +16,7 @@ from gnnpred.files import replaced_when_done
 from gnnpred.job import Phase, Precision
 
 RUNS_FILE = "runs.csv"
+COLLECTIVES_FILE = "collectives.csv"
 FAILED_FILE = "failed.csv"
 DEVICE_FILE = "device.toml"
 OPERATORS_FILE = "operators.csv"
@@ -43,8 +44,18 @@ _FIGURES = (
 _MACHINE = ("driver", "cudnn", "cpu", "nccl", "num_cpus", "host_memory_gib", "mig")
 
 
+def measured_file(recipe: Recipe) -> str:
+    """Name of the table of what was measured."""
+    return COLLECTIVES_FILE if recipe.kind == "collectives" else RUNS_FILE
+
+
 def write_tables(store: CollectionStore, recipe: Recipe) -> None:
     """Write the tables anew from the store, rows in the recipe's order."""
+    if recipe.kind == "collectives":
+        from gnnpred.collect.collective_table import write_collective_tables
+
+        write_collective_tables(store, recipe)
+        return
     rows = {row.config_id: row for row in store.rows()}
     graphs = {
         graph_id: (file, reason, _sha256(store.folder / file) if file else "")
@@ -59,9 +70,9 @@ def write_tables(store: CollectionStore, recipe: Recipe) -> None:
             runs.append(_run_cells(configuration, row, graphs.get(configuration.graph_id, ("", "", "")), recipe))
         else:
             failed.append({**_failed_cells(row.configuration), "status": row.status, "reason": row.reason})
-    _write(store.folder / RUNS_FILE, RUN_COLUMNS, runs)
-    _write(store.folder / FAILED_FILE, _FAILED_COLUMNS, failed)
-    _write(store.folder / OPERATORS_FILE, OPERATOR_COLUMNS, _operator_cells(rows.values(), recipe))
+    write_csv(store.folder / RUNS_FILE, RUN_COLUMNS, runs)
+    write_csv(store.folder / FAILED_FILE, _FAILED_COLUMNS, failed)
+    write_csv(store.folder / OPERATORS_FILE, OPERATOR_COLUMNS, _operator_cells(rows.values(), recipe))
 
 
 def _failed_cells(configuration: dict[str, Any]) -> dict[str, Any]:
@@ -168,7 +179,8 @@ def _library_of(model: str) -> str:
     return {"timm": "timm", "torchvision": "torchvision", "hf": "transformers"}.get(prefix, "user")
 
 
-def _write(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+    """Write a table, complete or not at all; raises GnnpredError."""
     try:
         with replaced_when_done(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, columns, lineterminator="\n")

@@ -16,7 +16,6 @@ from gnnpred.communication.fabrics import ClusterFabric, resolve_fabric
 from gnnpred.communication_fit.gradient_profile import GradientProfile
 from gnnpred.corpus.store import MeasurementRow
 from gnnpred.errors import GnnpredError
-from gnnpred.hardware import find_device
 from gnnpred.job import ActivationRule, Phase, Precision
 
 logger = logging.getLogger(__name__)
@@ -138,7 +137,7 @@ def thin(pairs: Sequence[Pair]) -> list[Pair]:
 
 def fabric_of(row: MeasurementRow) -> ClusterFabric:
     """The links that the row's source names, or the usual ones of its GPU."""
-    return resolve_fabric(device=find_device(row.device), gpus=row.gpus, nodes=row.nodes, **row.fabric_names())
+    return resolve_fabric(device=row.spec, gpus=row.gpus, nodes=row.nodes, **row.fabric_names())
 
 
 def gradient_width(row: MeasurementRow) -> float:

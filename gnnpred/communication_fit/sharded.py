@@ -17,7 +17,6 @@ from gnnpred.communication_fit.collectives import pattern_search
 from gnnpred.communication_fit.gradient_profile import GradientProfile
 from gnnpred.communication_fit.pairs import fabric_of
 from gnnpred.corpus.store import MeasurementRow
-from gnnpred.hardware import find_device
 from gnnpred.job import Precision
 
 FIELDS = ("contention", "nvlink_slowdown", "network_slowdown", "sync_base_ms", "sync_ms_per_log2_gpu")
@@ -133,7 +132,7 @@ def _layer_times(row: MeasurementRow, profile: GradientProfile) -> list[float]:
 def _update_ms(row: MeasurementRow, profile: GradientProfile) -> float:
     width = _HALF_BYTES if row.precision is Precision.BF16 else 4
     bytes_moved = _ADAM_PASSES * width * profile.num_parameters / row.gpus
-    return bytes_moved / (find_device(row.device).mem_bandwidth_gb_s * 1e6)  # 1 GB/s = 1e6 bytes/ms
+    return bytes_moved / (row.spec.mem_bandwidth_gb_s * 1e6)  # 1 GB/s = 1e6 bytes/ms
 
 
 def step_ms(runs: ShardedRuns, compute_ms: np.ndarray, constants: Mapping[str, float]) -> np.ndarray:

@@ -13,7 +13,7 @@ import gzip
 import hashlib
 import json
 import multiprocessing
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -23,13 +23,15 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from gnnpred.corpus.collections import collected_rows
 from gnnpred.corpus.compute_rows import compute_rows
 from gnnpred.corpus.families import family_of
 from gnnpred.corpus.rebuild import ModelKey, defining_file, trace_key
+from gnnpred.corpus.repeats import mark_repeats, with_unique_ids
 from gnnpred.corpus.source_table import write_source_table
 from gnnpred.corpus.sources import SOURCES
 from gnnpred.corpus.sources.record import Interpretation
-from gnnpred.corpus.splits import write_splits
+from gnnpred.corpus.splits import for_balance, write_splits
 from gnnpred.corpus.store import (
     GRAPHS_FILE,
     LAYOUT_COLUMNS,
@@ -83,8 +85,10 @@ def build_dataset(
     """Read the tables in ``shared`` and write measurements, graphs and splits to ``out``.
 
     ``limit`` keeps the first models only (for a trial), ``phases`` the rows of those phases;
-    ``resume=False`` traces every model again. Raises GnnpredError where a table is missing.
+    ``resume=False`` traces every model again. Rows of collections that ``out`` holds already stay. Raises GnnpredError
+    where a table is missing.
     """
+    added = collected_rows(Path(out))  # what dataset add merged stays
     candidates = list(_read_candidates(Path(shared), phases))
     interpretations = [c.interpretation for c in candidates if c.interpretation]
     keys = list(dict.fromkeys(key for i in interpretations for key in (i.key, i.architecture_key) if key))
@@ -94,7 +98,7 @@ def build_dataset(
         candidates = [c for c in candidates if c.interpretation and c.interpretation.key in kept]
     traced = _trace_all(keys, work=Path(work) / _code_version(), jobs=jobs, resume=resume, show_progress=show_progress)
     rows, multi_gpu_rows = (
-        _with_unique_ids(_mark_repeats([_row_of(c, traced) for c in candidates if (c.num_gpus > 1) is several]))
+        with_unique_ids(mark_repeats([_row_of(c, traced) for c in candidates if (c.num_gpus > 1) is several]))
         for several in (False, True)
     )
     used_ids = {row.graph_id for row in (*rows, *multi_gpu_rows)}
@@ -102,13 +106,17 @@ def build_dataset(
     plain_ids |= {row.graph_id for row in multi_gpu_rows if not row.has_layout and row.framework != "jax"}
     graphs = {t["graph"]["id"]: t["graph"] for t in traced.values() if "graph" in t and t["graph"]["id"] in used_ids}
     rows += compute_rows(multi_gpu_rows, lambda graph_id: decode_graph(graphs[graph_id]))
+    rows += added.rows
+    multi_gpu_rows += added.multi_gpu_rows
+    for graph in added.graphs:
+        graphs[graph["id"]] = graph
+        plain_ids.add(graph["id"])
     out = Path(out)
     write_rows(out / MEASUREMENTS_FILE, rows)
     write_rows(out / MULTI_GPU_FILE, multi_gpu_rows, layouts=True)
     write_graphs(out / GRAPHS_FILE, [graph for graph in graphs.values() if graph["id"] in plain_ids])
     write_graphs(out / LAYOUT_GRAPHS_FILE, [graph for graph in graphs.values() if graph["id"] not in plain_ids])
-    # rows of several GPUs name the groups of their models, but folds are balanced by what the network trains on
-    write_splits(out / "splits", [*rows, *(replace(row, used_for_training=False) for row in multi_gpu_rows)])
+    write_splits(out / "splits", for_balance(rows, multi_gpu_rows))
     write_source_table(out / "README.md", rows, multi_gpu_rows)
     kept_rows = [row for row in rows if row.graph_id]
     training = [row for row in kept_rows if row.phase is not Phase.INFERENCE]
@@ -341,37 +349,3 @@ def _row_id(record: Mapping[str, str]) -> str:
     if record["gpus"] != "1":
         names += ("gpus", "nodes")
     return hashlib.sha256("\x1f".join(record[name] for name in names).encode()).hexdigest()[:12]
-
-
-def _with_unique_ids(rows: list[MeasurementRow]) -> list[MeasurementRow]:
-    seen: Counter[str] = Counter()
-    unique = []
-    for row in rows:
-        seen[row.row_id] += 1
-        unique.append(row if seen[row.row_id] == 1 else replace(row, row_id=f"{row.row_id}-{seen[row.row_id]}"))
-    return unique
-
-
-def _mark_repeats(rows: list[MeasurementRow]) -> list[MeasurementRow]:
-    """Point repeats of one configuration at the row with the median time, the only one used for training."""
-    groups: dict[tuple, list[int]] = defaultdict(list)
-    for row_idx, row in enumerate(rows):
-        if row.used_for_training:
-            configuration = (
-                row.source_id.split("-")[0], row.graph_id, row.phase, row.framework, row.framework_version, row.cuda,
-                row.device, row.precision, row.activation_rule, row.tf32_matmul, row.memory_format, row.compiler,
-                row.batch_size, row.optimizer, row.grad_accum, row.host_copy, row.data_loader, row.input_gradient,
-                row.os, row.gpus, row.nodes, row.interconnect, row.strategy, row.checkpointing,
-                row.attention,
-            )  # fmt: skip
-            groups[configuration].append(row_idx)
-    marked = list(rows)
-    for row_idxs in groups.values():
-        ordered = sorted(row_idxs, key=lambda i: (rows[i].step_time_ms, rows[i].row_id))
-        representative = ordered[(len(ordered) - 1) // 2]
-        for row_idx in row_idxs:
-            if row_idx != representative:
-                marked[row_idx] = replace(
-                    rows[row_idx], duplicate_of=rows[representative].row_id, used_for_training=False
-                )
-    return marked

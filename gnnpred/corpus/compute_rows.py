@@ -24,7 +24,6 @@ from gnnpred.communication.fabrics import names_from_text, resolve_fabric
 from gnnpred.communication.timeline import step_constants
 from gnnpred.corpus.store import MeasurementRow
 from gnnpred.graph import OpGraph
-from gnnpred.hardware import find_device
 from gnnpred.job import Phase, Precision
 from gnnpred.passes.checkpointing import checkpointed_region
 
@@ -45,7 +44,7 @@ class Overhead:
 
 def estimate_overhead(row: MeasurementRow, graph: OpGraph) -> Overhead:
     """Overhead of a fully sharded run of ``graph``."""
-    device = find_device(row.device)
+    device = row.spec
     interconnect, inter_node = names_from_text(row.interconnect)
     fabric = resolve_fabric(
         device=device, gpus=row.gpus, nodes=row.nodes, interconnect=interconnect, inter_node=inter_node

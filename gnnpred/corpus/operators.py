@@ -9,11 +9,12 @@ import csv
 import gzip
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from gnnpred.corpus.devices import load_own_devices
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.features import KERNEL_FLOOR_US
 from gnnpred.files import replaced_when_done
@@ -52,6 +53,13 @@ class OperatorRow:
     precision: str
     shape: tuple[int, ...]
     time_us: float  # overhead of the source already taken off
+    # The corpus's own description of a device that the shipped tables lack (corpus/devices.py)
+    own_device: DeviceSpec | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def spec(self) -> DeviceSpec:
+        """The device that ran it; raises UsageError where neither the tables nor the corpus have it."""
+        return self.own_device or find_device(self.device)
 
 
 _ELEMENTWISE = {"add": "add", "mul": "mul", "gelu": "gelu", "relu": "relu", "dropout": "dropout", "tanh": "tanh"}
@@ -203,12 +211,13 @@ def write_operator_rows(rows: list[OperatorRow], path: Path) -> None:
 
 def load_operator_rows(path: Path) -> list[OperatorRow]:
     """Rows that :func:`write_operator_rows` wrote."""
+    own = load_own_devices(path.parent)
     try:
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
             return [
                 OperatorRow(
                     r["source"], r["device"], r["kind"], r["phase"], r["precision"],
-                    tuple(int(v) for v in r["shape"].split("x")), float(r["time_us"]),
+                    tuple(int(v) for v in r["shape"].split("x")), float(r["time_us"]), own.get(r["device"]),
                 )
                 for r in csv.DictReader(file)
             ]  # fmt: skip

@@ -94,11 +94,16 @@ def _reasons(rows: list[MeasurementRow]) -> str:
 
 def write_source_table(path: Path, single: Iterable[MeasurementRow], multi: Iterable[MeasurementRow]) -> None:
     """Put the table between its marks in the page at ``path``; a page that has no marks, or is none, is left alone."""
-    if not path.is_file():
-        return
-    text = path.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if begin and end:
+    text = page_with_source_table(path, single, multi)
+    if text is not None:
         with replaced_when_done(path) as partial:
-            partial.write_text(f"{before}{BEGIN}\n{source_table(single, multi)}\n{END}{after}", encoding="utf-8")
+            partial.write_text(text, encoding="utf-8")
+
+
+def page_with_source_table(path: Path, single: Iterable[MeasurementRow], multi: Iterable[MeasurementRow]) -> str | None:
+    """The page at ``path`` with the table between its marks; None where it has no marks, or is none."""
+    if not path.is_file():
+        return None
+    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{source_table(single, multi)}\n{END}{after}" if begin and end else None

@@ -13,11 +13,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gnnpred.corpus.store import MeasurementRow
 from gnnpred.errors import GnnpredError
+from gnnpred.files import replaced_when_done
 from gnnpred.job import Phase
 
 NUM_FOLDS = 5
@@ -99,9 +100,20 @@ def write_splits(folder: str | Path, rows: Iterable[MeasurementRow], *, keep: bo
         path = folder / f"{name}.json"
         known = load_split(path).fold_by_group if keep and path.is_file() else {}
         split = splits[name] = make_split(name, rows, known=known)
-        content = {"split": name, "num_folds": split.num_folds, "folds": dict(sorted(split.fold_by_group.items()))}
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        with replaced_when_done(path) as partial:
+            partial.write_text(split_text(split), encoding="utf-8")
     return splits
+
+
+def split_text(split: Split) -> str:
+    """Content of a split file."""
+    content = {"split": split.name, "num_folds": split.num_folds, "folds": dict(sorted(split.fold_by_group.items()))}
+    return json.dumps(content, indent=1) + "\n"
+
+
+def for_balance(rows: Iterable[MeasurementRow], multi_gpu_rows: Iterable[MeasurementRow]) -> list[MeasurementRow]:
+    """What splits are made of: rows of several GPUs name their groups, but folds are balanced by what trains."""
+    return [*rows, *(replace(row, used_for_training=False) for row in multi_gpu_rows)]
 
 
 def load_split(path: str | Path) -> Split:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnpred.communication.fabrics import names_from_text
+from gnnpred.corpus.devices import load_own_devices
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.files import replaced_when_done
 from gnnpred.graph import DType, Op, OpGraph, Role, TensorSpec
@@ -99,6 +100,13 @@ class MeasurementRow:
     interleave: int = field(default=1, repr=False)  # chunks of layers per pipeline stage
     sequence_parallel: bool = field(default=False, repr=False)  # activations between products are split as well
     zero_stage: int = field(default=0, repr=False)  # 1: the optimizer's state is spread over data-parallel ranks
+    # No column: the corpus's own description of a device that the shipped tables lack (corpus/devices.py)
+    own_device: DeviceSpec | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def spec(self) -> DeviceSpec:
+        """The device that ran it; raises UsageError where neither the tables nor the corpus have it."""
+        return self.own_device or find_device(self.device)
 
     def fabric_names(self) -> dict[str, str]:
         """What the source says of the links, as a job names them; nothing on one GPU."""
@@ -107,7 +115,7 @@ class MeasurementRow:
         interconnect, inter_node = names_from_text(self.interconnect)
         if self.device == "V100-SXM3-32GB" and interconnect in ("nvlink", "nvlink2"):
             interconnect = "nvlink2-nvswitch"  # DGX-2
-        if interconnect == "nvlink" and find_device(self.device).nvlink_gb_s <= 0:
+        if interconnect == "nvlink" and self.spec.nvlink_gb_s <= 0:
             interconnect = "pcie"
         return {"interconnect": interconnect, "inter_node": inter_node}
 
@@ -129,7 +137,7 @@ class MeasurementRow:
         if self.context_parallel > 1:
             raise UsageError(f"{self.source_id}: context parallelism is not modelled")
         return JobSpec(
-            device=device or find_device(self.device),
+            device=device or self.spec,
             precision=self.precision,
             batch_size=self.batch_size,
             phase=self.phase,
@@ -158,8 +166,8 @@ class MeasurementRow:
         )
 
 
-_ALL_COLUMNS = tuple(column.name for column in fields(MeasurementRow))
-LAYOUT_COLUMNS = tuple(column.name for column in fields(MeasurementRow) if not column.repr)
+_ALL_COLUMNS = tuple(column.name for column in fields(MeasurementRow) if column.compare)
+LAYOUT_COLUMNS = tuple(column.name for column in fields(MeasurementRow) if column.compare and not column.repr)
 ROW_COLUMNS = tuple(name for name in _ALL_COLUMNS if name not in LAYOUT_COLUMNS)
 _REQUIRED_COLUMNS = tuple(column.name for column in fields(MeasurementRow) if column.default is MISSING)
 _BOOL_COLUMNS = frozenset(
@@ -196,6 +204,7 @@ def load_multi_gpu_rows(path: str | Path) -> list[MeasurementRow]:
 
 
 def _read_rows(path: Path) -> list[MeasurementRow]:
+    own = load_own_devices(path.parent)
     try:
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
             reader = csv.reader(file)
@@ -206,8 +215,13 @@ def _read_rows(path: Path) -> list[MeasurementRow]:
                     f"{path} lacks the columns {', '.join(missing)}: rebuild it with 'gnnpred dataset build'"
                 )
             positions = [(name, header.index(name), _CONVERTERS.get(name)) for name in _ALL_COLUMNS if name in header]
+            device_at = header.index("device")
             return [
-                MeasurementRow(**{n: convert(r[i]) if convert else r[i] for n, i, convert in positions}) for r in reader
+                MeasurementRow(
+                    **{n: convert(r[i]) if convert else r[i] for n, i, convert in positions},
+                    own_device=own.get(r[device_at]),
+                )
+                for r in reader
             ]
     except FileNotFoundError as error:
         raise GnnpredError(f"no measurements at {path}: build them with 'gnnpred dataset build'") from error
@@ -243,6 +257,10 @@ class GraphStore(Mapping[str, OpGraph]):
 
     def __getitem__(self, graph_id: str) -> OpGraph:
         return decode_graph(json.loads(self._lines_by_id[graph_id]))
+
+    def encoded(self, graph_id: str) -> dict[str, Any]:
+        """As :func:`write_graphs` takes it."""
+        return json.loads(self._lines_by_id[graph_id])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._lines_by_id)
@@ -286,7 +304,7 @@ def write_graphs(path: str | Path, encoded_graphs: Iterable[Mapping[str, Any]]) 
 
 
 def encode_graph(graph: OpGraph) -> dict[str, Any]:
-    """A graph as small JSON; tensor names are dropped, batch axes are negative dimensions.
+    """A graph at batch 1 as small JSON; tensor names are dropped, batch axes are negative dimensions.
 
     A reference to a tensor is written as its distance back from the next tensor not yet named (0), so
     repeated blocks look alike and compress well.
@@ -328,6 +346,8 @@ def encode_graph(graph: OpGraph) -> dict[str, Any]:
     repeats = {str(op_idx): op.repeats for op_idx, op in enumerate(graph.ops) if op.repeats != 1}
     if repeats:  # bodies of loops
         encoded["repeats"] = repeats
+    if "opset" in graph.metadata:  # of an ONNX file: which decomposed ops are the exporter's doing depends on it
+        encoded["opset"] = int(graph.metadata["opset"])
     digest = hashlib.sha256(json.dumps(encoded, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     return {"id": digest[:16], "name": graph.name, **encoded}
 
@@ -384,6 +404,7 @@ def decode_graph(encoded: Mapping[str, Any]) -> OpGraph:
         outputs=tuple(encoded["outputs"]),
         batch_size=1,
         name=encoded["name"],
+        metadata={"opset": encoded["opset"]} if "opset" in encoded else {},
     )
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.resources import files
@@ -250,23 +251,25 @@ def load_device_file(path: str | Path) -> DeviceSpec:
     is left out (tf32_tflops, ...) counts as absent. Raises GnnpredError that names the field.
     """
     path = Path(path)
-    values = _read_table(path)
+    return device_of_fields(_read_table(path), where=f"device file {path}")
+
+
+def device_of_fields(values: Mapping[str, Any], *, where: str) -> DeviceSpec:
+    """A device from some of its fields, as in a device file; raises GnnpredError that names the field."""
     known = {field.name for field in fields(DeviceSpec)}
     if unknown := sorted(set(values) - known):
-        raise GnnpredError(
-            f"device file {path}: unknown field {unknown[0]!r}; the fields are {', '.join(sorted(known))}"
-        )
+        raise GnnpredError(f"{where}: unknown field {unknown[0]!r}; the fields are {', '.join(sorted(known))}")
     if missing := [name for name in _REQUIRED_FIELDS if name not in values]:
-        raise GnnpredError(f"device file {path}: missing {', '.join(missing)}")
+        raise GnnpredError(f"{where}: missing {', '.join(missing)}")
     for name, value in values.items():
-        _check_field(path, name, value)
+        _check_field(where, name, value)
     merged = {**_DEFAULTS, **values}
     merged["aliases"] = tuple(merged["aliases"])
     merged["num_sms"] = int(merged["num_sms"])
     try:
         return DeviceSpec(**merged)
     except GnnpredError as error:
-        raise GnnpredError(f"device file {path}: {error}") from error
+        raise GnnpredError(f"{where}: {error}") from error
 
 
 def _read_table(path: Path) -> dict[str, Any]:
@@ -278,13 +281,13 @@ def _read_table(path: Path) -> dict[str, Any]:
     return values
 
 
-def _check_field(path: Path, name: str, value: Any) -> None:
+def _check_field(where: str, name: str, value: Any) -> None:
     if name in _TEXT_FIELDS:
         valid, wanted = isinstance(value, str), "text"
     elif name == "aliases":
-        valid, wanted = isinstance(value, list) and all(isinstance(v, str) for v in value), "a list of texts"
+        valid, wanted = isinstance(value, list | tuple) and all(isinstance(v, str) for v in value), "a list of texts"
     else:
         valid = isinstance(value, int | float) and not isinstance(value, bool)
         valid, wanted = valid or (value is None and name in _OPTIONAL_NUMBERS), "a number"
     if not valid:
-        raise GnnpredError(f"device file {path}: {name} must be {wanted}, got {value!r}")
+        raise GnnpredError(f"{where}: {name} must be {wanted}, got {value!r}")

@@ -38,7 +38,6 @@ from gnnpred.corpus.store import MeasurementRow, load_graphs, load_multi_gpu_row
 from gnnpred.errors import GnnpredError
 from gnnpred.files import replaced_when_done
 from gnnpred.graph import DType
-from gnnpred.hardware import find_device
 
 RESULT_FILE = "communication.json"
 GPU_COUNTS = (2, 4, 8)
@@ -357,7 +356,7 @@ def _median_utilisation(rows: Sequence[MeasurementRow], profiles: Mapping) -> np
     for position, row in enumerate(rows):
         profile = profiles[row.graph_id]
         again = 1 - profile.backward_share if row.checkpointing == "full" else 0.0
-        peak = find_device(row.device).peak_tflops(DType.BF16)  # 1 TFLOP/s = 1 GFLOP/ms
+        peak = row.spec.peak_tflops(DType.BF16)  # 1 TFLOP/s = 1 GFLOP/ms
         ideal_ms[position] = row.grad_accum * row.batch_size * profile.work_gflop * (1 + again) / peak
     measured = np.array([row.step_time_ms for row in rows])
     keys = [(row.device, row.model) for row in rows]

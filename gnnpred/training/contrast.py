@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gnnpred.errors import GnnpredError
-from gnnpred.hardware import find_device
+from gnnpred.hardware import DeviceSpec
 from gnnpred.metrics import summarise_errors
 from gnnpred.training.evaluate import (
     HALF_PRECISIONS,
@@ -101,9 +101,8 @@ def _configurations(corpus: Corpus, row_idx: np.ndarray, *, with_fp64: bool) -> 
     return [found for found in groups.values() if len(found) > 1]
 
 
-def device_class(name: str) -> str:
+def device_class(device: DeviceSpec) -> str:
     """Generation of a GPU, as far as it decides what precision does."""
-    device = find_device(name)
     if not device.is_nvidia:
         return "AMD"
     if not device.has_tensor_cores:
@@ -120,7 +119,7 @@ def precision_variation(corpus: Corpus, row_idx: np.ndarray) -> dict[str, Any]:
             continue
         times = [corpus.target_ms[list(found.values())] for found in configurations]
         ratio = np.array([values.max() / values.min() for values in times])
-        classes = np.array([device_class(corpus.rows[next(iter(found.values()))].device) for found in configurations])
+        classes = np.array([device_class(corpus.rows[next(iter(found.values()))].spec) for found in configurations])
         largest = configurations[int(ratio.argmax())]
         table[name] = {
             "all": _spread(ratio),

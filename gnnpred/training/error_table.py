@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from gnnpred.corpus.store import MeasurementRow
-from gnnpred.hardware import find_device
+from gnnpred.hardware import DeviceSpec
 from gnnpred.intervals import INTERVAL_FEATURES, IntervalModel
 from gnnpred.metrics import ErrorSummary, summarise_errors
 from gnnpred.training.calibration_scores import calibration_table, inference_table
@@ -97,7 +97,7 @@ def _corpus_words(corpus: Corpus) -> dict[str, int]:
         "derived_rows": sum(bool(row.derived_from) for row in training),
         "inference_rows": len(corpus.rows) - len(training),
         "operator_rows": len(corpus.operator_rows),
-        "devices": len({find_device(row.device).name for row in training}),
+        "devices": len({row.spec.name for row in training}),
         "architectures": len({row.architecture for row in training}),
         "families": len({row.family for row in training}),
         "sources": len({row.source_id.split("-")[0] for row in training}),
@@ -139,7 +139,7 @@ def _track_entry(result: TrackResult, corpus: Corpus) -> dict[str, Any]:
                 entry[name] = summary_of(result, corpus, mask).as_dict()
     if result.track == "device":
         by_device = {d: s.mape_pct for d, s in summaries_by(result, corpus, corpus.devices).items()}
-        recent = [mape for device, mape in by_device.items() if _is_volta_or_newer(device)]
+        recent = [mape for device, mape in by_device.items() if _is_volta_or_newer(corpus.device_specs[device])]
         entry["median_over_devices_of_mape_pct"] = float(np.median(list(by_device.values())))
         entry["num_devices"] = len(by_device)
         if recent:
@@ -148,8 +148,8 @@ def _track_entry(result: TrackResult, corpus: Corpus) -> dict[str, Any]:
     return entry
 
 
-def _is_volta_or_newer(device: str) -> bool:
-    return (find_device(device).compute_capability or 0) >= VOLTA_COMPUTE_CAPABILITY
+def _is_volta_or_newer(device: DeviceSpec) -> bool:
+    return (device.compute_capability or 0) >= VOLTA_COMPUTE_CAPABILITY
 
 
 def _errors_by_fold(result: TrackResult, corpus: Corpus, folds: Sequence[Fold]) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from gnnpred.corpus.store import MeasurementRow, load_graphs
-from gnnpred.hardware import find_device
 from gnnpred.training.data import FlatRows
 from gnnpred.training.experiments import Corpus, Fold, encoding_digest
 from gnnpred.training.rows import encode_rows
@@ -31,7 +30,7 @@ class ExtraRows:
 
     @cached_property
     def devices(self) -> np.ndarray:
-        return np.array([find_device(row.device).name for row in self.rows], dtype=object).astype(str)
+        return np.array([row.spec.name for row in self.rows], dtype=object).astype(str)
 
     @cached_property
     def summary(self) -> np.ndarray:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from gnnpred.errors import GnnpredError
-from gnnpred.hardware import find_device
 from gnnpred.intervals import INTERVAL_FEATURES, IntervalModel, interval_features
 from gnnpred.known_devices import KnownDevices
 from gnnpred.training.evaluate import TrackResult, source_family
@@ -24,7 +23,8 @@ from gnnpred.training.trees import summed_features
 COVERAGE = 0.9
 MIN_GROUP_ROWS = 20  # the coverage of a smaller group says little
 LOW_COVERAGE = 0.8  # a group below it is called badly covered
-_MIN_FOLDS = 3  # with fewer, nothing is left to fit a scale to once two are left out
+MIN_QUANTILE_ROWS = 100  # fewer do not tell quantiles of 5 %
+MIN_FOLDS = 3  # with fewer, nothing is left to fit a scale to once two are left out
 _RIDGE = 20.0  # rows' worth of pull of each coefficient to 0
 # A wider interval where these grow, never a narrower one.
 _NOT_NEGATIVE = frozenset(INTERVAL_FEATURES) - {"is_half", "is_tf32", "is_fp64"}
@@ -56,7 +56,7 @@ def log_errors(result: TrackResult, corpus: Corpus) -> np.ndarray:
 def known_devices(corpus: Corpus, row_idx: np.ndarray) -> KnownDevices:
     """The GPUs of those training rows; forward passes do not count."""
     names, counts = np.unique(corpus.devices[row_idx[~corpus.is_inference[row_idx]]], return_counts=True)
-    return KnownDevices(dict(zip(names.tolist(), counts.tolist(), strict=True)))
+    return KnownDevices(dict(zip(names.tolist(), counts.tolist(), strict=True)), corpus.device_specs)
 
 
 def features_of(result: TrackResult, corpus: Corpus, folds: Sequence[Fold] | None = None) -> np.ndarray:
@@ -67,7 +67,7 @@ def features_of(result: TrackResult, corpus: Corpus, folds: Sequence[Fold] | Non
     for number, fold in enumerate(folds):
         known = known_devices(corpus, fold.train_idx)
         for device in np.unique(devices[result.fold == number]):
-            novelty[(result.fold == number) & (devices == device)] = known.novelty(find_device(str(device)))
+            novelty[(result.fold == number) & (devices == device)] = known.novelty(corpus.device_specs[str(device)])
     gnn, trees = result.predicted_ms.get("gnn"), result.predicted_ms.get("trees")
     apart = np.zeros(len(novelty)) if gnn is None or trees is None else np.log(gnn / trees)
     return interval_features(summed_features(corpus.aware)[result.row_idx], apart, novelty)
@@ -104,7 +104,7 @@ class _Fitter:
 
     def scale_without(self, *left_out: int) -> IntervalModel:
         """Model of the size of errors, fitted to the rows of all other folds; quantiles still to come."""
-        if len(self.folds) < _MIN_FOLDS:
+        if len(self.folds) < MIN_FOLDS:
             return IntervalModel.constant(-1.0, 1.0)
         rows = ~np.isin(self.fold, left_out)
         chosen = [INTERVAL_FEATURES.index(name) for name in self.scheme.features]
@@ -214,7 +214,7 @@ def _flat_bounds(result: TrackResult, corpus: Corpus, error: np.ndarray) -> np.n
         own, other = result.fold == number, result.fold != number
         for name in np.unique(precision[own]):
             calibration = error[other & (precision == name)]
-            if len(calibration) < 100:  # too few for 5 % quantiles
+            if len(calibration) < MIN_QUANTILE_ROWS:
                 calibration = error[other]
             bounds[own & (precision == name)] = np.quantile(calibration, ((1 - COVERAGE) / 2, (1 + COVERAGE) / 2))
     return bounds

@@ -111,7 +111,7 @@ def train_model(
                 share = len(paired) / len(chosen)
                 ratio_loss = _huber(ratio_error, settings.huber_delta, torch.ones_like(ratio_error))
                 loss = loss + settings.pair_weight * share * ratio_loss
-            if operators is not None and operator_idx is not None and settings.op_weight > 0:
+            if operators is not None and operator_idx is not None and len(operator_idx) and settings.op_weight > 0:
                 picked = rng.choice(operator_idx, settings.op_rows_per_batch)
                 op_known = (rng.random(len(picked)) >= settings.hide_specs).astype(np.float32)
                 loss = loss + settings.op_weight * operators.loss(model, picked, op_known)

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from gnnpred.features import GLOBAL_FEATURE_NAMES, NUM_KINDS
-from gnnpred.hardware import find_device
 from gnnpred.known_devices import device_warnings
 from gnnpred.metrics import summarise_errors
 from gnnpred.training.data import FlatRows
@@ -74,7 +73,7 @@ def warning_flags(corpus: Corpus, fold: Fold) -> dict[str, np.ndarray]:
     unseen_share = by_kind[fold.test_idx][:, ~is_known].sum(1) / by_kind[fold.test_idx].sum(1)
     known = known_devices(corpus, fold.train_idx)
     devices = corpus.devices[fold.test_idx]
-    of_device = {name: device_warnings(known, find_device(str(name))) for name in np.unique(devices)}
+    of_device = {name: device_warnings(known, corpus.device_specs[str(name)]) for name in np.unique(devices)}
     return {
         "size": size,
         "op_kinds": unseen_share > MAX_UNSEEN_KIND_SHARE,

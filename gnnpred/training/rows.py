@@ -11,7 +11,6 @@ from gnnpred.corpus.store import MeasurementRow
 from gnnpred.costs import op_costs
 from gnnpred.features import COMPONENTS, GraphArrays, GraphStructure, encode, graph_structure
 from gnnpred.graph import OpGraph
-from gnnpred.hardware import find_device
 from gnnpred.job import ActivationRule, JobSpec, Phase, Precision
 from gnnpred.passes.backward import add_backward
 from gnnpred.passes.canonical import canonicalise
@@ -117,7 +116,7 @@ def encode_operator_rows(rows: Sequence[OperatorRow]) -> tuple[list[GraphArrays]
             graph = add_backward(graph, phase=phase, optimizer="none", input_gradient=True, loss=False)
         structure = graph_structure(graph, op_costs(graph))
         job = JobSpec(
-            device=find_device(row.device), precision=precision, phase=phase, optimizer="none", batch_size=1,
+            device=row.spec, precision=precision, phase=phase, optimizer="none", batch_size=1,
             framework="kernel",
         )  # fmt: skip
         encoded.append(encode(structure, job))

@@ -16,7 +16,6 @@ import numpy as np
 from gnnpred.corpus.store import MeasurementRow
 from gnnpred.features import GLOBAL_FEATURE_NAMES, NODE_FEATURE_NAMES
 from gnnpred.graph_summary import SUMMARY_FEATURE_NAMES
-from gnnpred.hardware import find_device
 from gnnpred.job import host_os_of
 from gnnpred.op_kinds import OP_KINDS
 from gnnpred.training.evaluate import TrackResult, source_family
@@ -153,7 +152,7 @@ def _training_reasons(corpus: Corpus, fold: Fold, shares: np.ndarray, class_name
         return np.array([seen[key(row)] for row in tested], np.int64)
 
     def generation(row: MeasurementRow) -> str:
-        return find_device(row.device).architecture
+        return row.spec.architecture
 
     rare = shares[fold.test_idx] * _is_rare(corpus, fold, shares)
     rare_share, rare_name = rare.sum(1), np.array(class_names)[rare.argmax(1)]
@@ -166,7 +165,7 @@ def _training_reasons(corpus: Corpus, fold: Fold, shares: np.ndarray, class_name
         _few("few siblings: training has hardly a row of this family", counts(lambda r: r.family), FEW_SIBLINGS),
         _few(
             "training has hardly a row of this GPU",
-            counts(lambda r: find_device(r.device).name),
+            counts(lambda r: r.spec.name),
             FEW_DEVICE_ROWS,
         ),
         _few("training has no GPU of this generation", counts(generation), 1),
@@ -182,7 +181,7 @@ def _training_reasons(corpus: Corpus, fold: Fold, shares: np.ndarray, class_name
         ),
         _few(
             "training has hardly a row of this GPU, precision and memory format together",
-            counts(lambda r: (find_device(r.device).name, r.precision, r.memory_format)),
+            counts(lambda r: (r.spec.name, r.precision, r.memory_format)),
             FEW_COMBINATION_ROWS,
         ),
         Reason(

@@ -12,6 +12,7 @@ from gnnpred.graph import DType
 class RooflineCard:
     name: str = "roofline"
     default_framework_version: str = "2.4"
+    devices: tuple[str, ...] = ()
 
 
 class RooflineCheckpoint:

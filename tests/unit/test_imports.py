@@ -24,6 +24,7 @@ LAYERS = (
     ("score", "calibration_runs", "model_sources", "export", "corpus"),
     ("communication_fit",),
     ("training", "collect"),
+    ("additions",),
     ("cli",),
 )
 LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -34,6 +35,7 @@ DOORS = {"__init__", "__main__"}
 SOLE_IMPORTERS = {
     "torch_geometric": {"training"},
     "optuna": {"training"},
+    "ray": {"collect"},
     "sklearn": {"training"},
     "matplotlib": {"training"},
     "torch": {"training", "corpus", "export", "model_sources", "collect"},
@@ -116,7 +118,18 @@ def test_importing_the_package_loads_neither_numpy_nor_onnx():
     "module", ["predictor", "checkpoint", "features", "onnx_io", "communication", "score", "cli.app"]
 )
 def test_nothing_on_the_way_to_a_prediction_imports_the_training_stack(module):
-    heavy = {"torch", "torch_geometric", "pandas", "pyarrow", "sklearn", "scipy", "timm", "transformers", "optuna"}
+    heavy = {
+        "torch",
+        "torch_geometric",
+        "pandas",
+        "pyarrow",
+        "sklearn",
+        "scipy",
+        "timm",
+        "transformers",
+        "optuna",
+        "ray",
+    }
     assert not heavy & loaded_modules(f"import gnnpred.{module}")
 
 
@@ -130,4 +143,4 @@ def test_predicting_imports_neither_torch_nor_pandas():
     )
     loaded = loaded_modules(code)
     assert "onnxruntime" in loaded
-    assert not {"torch", "torch_geometric", "pandas", "pyarrow", "sklearn", "scipy", "onnxscript"} & loaded
+    assert not {"torch", "torch_geometric", "pandas", "pyarrow", "sklearn", "scipy", "onnxscript", "ray"} & loaded

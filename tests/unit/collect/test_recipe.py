@@ -51,6 +51,15 @@ def test_gpus_and_strategies_multiply_what_exchanges_gradients(tmp_path):
     ]  # fmt: skip
 
 
+def test_code_is_imported_once_for_each_library_and_each_architecture_of_transformers(tmp_path):
+    recipe = load(
+        tmp_path,
+        "[[sweep]]\nbatch_sizes = [1, 2]\n"
+        'models = ["timm:a", "hf:bert?x=1", "timm:b", "hf:bert?x=2", "hf:gpt2", "m.py:f"]\n',
+    )
+    assert recipe.sources_to_import == ["timm:a", "hf:bert?x=1", "hf:gpt2", "m.py:f"]
+
+
 def test_the_largest_batch_stands_beside_numbers_and_keeps_its_identity(tmp_path):
     recipe = load(tmp_path, SWEEP.replace("[1]", '["largest", 1]') + 'host_copies = ["none", "pinned"]\n')
     assert [(c.batch_size, c.host_copy) for c in recipe.configurations] == [

@@ -11,13 +11,17 @@ pytest.importorskip("torch")
 if find_spec("timm") is None or find_spec("torchvision") is None:
     pytest.skip("needs the models extra", allow_module_level=True)
 
+from gnnpred.additions.merge import add_collection
 from gnnpred.corpus import build as build_module
 from gnnpred.corpus.build import RAW_FILES, build_dataset
 from gnnpred.corpus.sources.record import interpret_common
 from gnnpred.corpus.store import load_graphs, load_multi_gpu_rows, load_rows
 from gnnpred.errors import GnnpredError
 from gnnpred.job import ActivationRule, Phase, Precision
+from gnnpred.predictor import Predictor
 from gnnpred.software import tf32_was_default, version_numbers
+from tests.helpers.collections import V100, write_collection
+from tests.helpers.roofline import RooflineCheckpoint
 
 pytestmark = pytest.mark.models
 
@@ -131,6 +135,20 @@ def test_a_second_build_traces_nothing_again(tmp_path, monkeypatch):
     monkeypatch.setattr(build_module, "trace_key", lambda key: pytest.fail(f"traced {key} again"))
     build(tmp_path, records)
     assert (tmp_path / "out" / "measurements.csv.gz").read_bytes() == first
+
+
+def test_rows_and_graphs_that_were_added_stay(tmp_path):
+    runs = write_collection(tmp_path / "runs", manifest=V100)
+    build(tmp_path, [make_record()])
+    options = {"accept": ("all",), "make_predictor": lambda: Predictor(RooflineCheckpoint())}
+    add_collection(runs, tmp_path / "out", **options)
+    before = load_rows(tmp_path / "out")
+    assert len(before) == 19
+    _, rows = build(tmp_path, [make_record()])
+    assert rows == before
+    graphs = load_graphs(tmp_path / "out")
+    assert all(row.graph_id in graphs for row in rows)
+    assert not add_collection(runs, tmp_path / "out", **options).is_changed
 
 
 def test_missing_tables_are_named(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch_geometric")
 
 from gnnpred.errors import GnnpredError
+from gnnpred.hardware import find_device
 from gnnpred.training.contrast import contrast_table, device_class, precision_variation
 from gnnpred.training.report import contrast_lines
 from tests.helpers.measured_rows import corpus_of, measurement, track_result
@@ -124,4 +125,4 @@ def test_the_lines_hold_every_predictor_and_the_table_is_json(results, corpus):
     ],
 )  # fmt: skip
 def test_device_classes_follow_the_generation(device, expected):
-    assert device_class(device) == expected
+    assert device_class(find_device(device)) == expected
