@@ -9,15 +9,21 @@ from gnnpred.units import GIB
 
 # Of a CPU's available memory, where no limit is given: well away from swap, whatever else runs.
 _DEFAULT_CPU_SHARE = 0.5
+# of torch's allocators, cuBLAS, C++, oneDNN and the system, in lower case
+_MARKS = (
+    "not enough memory", "out of memory", "can't allocate memory", "cublas_status_alloc_failed", "bad_alloc",
+    "could not create a memory", "cannot allocate memory",
+)  # fmt: skip
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether torch ran out of GPU memory, or the CPU's allocator (a plain RuntimeError) or cuDNN and cuBLAS did."""
     import torch
 
-    marks = ("not enough memory", "out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "bad_alloc")
     while error is not None:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(mark in str(error) for mark in marks):
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+            mark in str(error).lower() for mark in _MARKS
+        ):
             return True
         error = error.__cause__  # building wraps every error of a model's constructor
     return False

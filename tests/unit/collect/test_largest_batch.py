@@ -127,3 +127,23 @@ def test_a_search_that_meets_its_limit_says_so_and_one_that_fits_nothing_is_out_
     assert reply["result"]["batch_size"] == 4
     assert "the search for the largest batch ended at the limit of 4" in reply["result"]["warning"]
     assert reply_to("greedy")["status"] == "oom"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("could not create a memory object"), True),
+        (OSError(12, "Cannot allocate memory"), True),
+        (ValueError("a broken model"), False),
+    ],
+)
+def test_every_librarys_way_to_run_out_of_memory_is_known(error, is_memory):
+    pytest.importorskip("torch")
+    from gnnpred.collect.memory_limit import is_out_of_memory
+
+    wrapped = RuntimeError("the model cannot be built")
+    wrapped.__cause__ = error
+    assert is_out_of_memory(error) is is_out_of_memory(wrapped) is is_memory
