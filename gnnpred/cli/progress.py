@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+# The time left follows from the speed of this long: single items may take minutes, and rich's own 30 s forget them.
+_SPEED_WINDOW_S = 3600.0
+
 
 @contextmanager
 def progress_bar(*, show: bool = True) -> Iterator[Callable[[str, int, int], None]]:
@@ -24,7 +27,9 @@ def progress_bar(*, show: bool = True) -> Iterator[Callable[[str, int, int], Non
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    progress = Progress(*columns, console=Console(stderr=True), disable=not show)
+    progress = Progress(
+        *columns, console=Console(stderr=True), disable=not show, speed_estimate_period=_SPEED_WINDOW_S
+    )
     tasks: dict[str, object] = {}
 
     def advance(what: str, done: int, total: int) -> None:

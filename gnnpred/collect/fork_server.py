@@ -1,6 +1,6 @@
 """A process that has imported the libraries and forks a worker for every task.
 
-``python -m gnnpred.collect.fork_server FD PREFIX...``, with the prefixes of models.
+``python -m gnnpred.collect.fork_server FD SOURCE...``, with models whose code it imports, or the libraries' prefixes.
 
 Importing torch and a model library takes seconds of a core, forking milliseconds, and the workers share the libraries'
 memory. Every worker is still a process of its own: its crash ends itself alone. CUDA does not survive a fork, nor do
@@ -34,7 +34,10 @@ _MAX_REQUEST_BYTES = 1 << 16
 
 def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
-    worker.import_libraries(sys.argv[2:])
+    sources = sys.argv[2:]
+    worker.import_libraries(sources)
+    for source in sources:
+        worker.build_once(source)
     problem = fork_problem()
     channel.send(json.dumps({"problem": problem}).encode())
     if problem:

@@ -23,12 +23,12 @@ class ForkError(Exception):
 class ForkServer:
     """One :mod:`gnnpred.collect.fork_server`, for as long as this object lives. Linux."""
 
-    def __init__(self, prefixes: Sequence[str], *, environment: Mapping[str, str], log: Path) -> None:
+    def __init__(self, sources: Sequence[str], *, environment: Mapping[str, str], log: Path) -> None:
         """Start it; raises ForkError where its imports leave it unfit for forking, which takes seconds to know."""
         self._channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with log.open("wb") as sink, other:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gnnpred.collect.fork_server", str(other.fileno()), *prefixes],
+                [sys.executable, "-m", "gnnpred.collect.fork_server", str(other.fileno()), *sources],
                 stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, pass_fds=[other.fileno()],
                 # torch then asks NVML whether there is a GPU, where CUDA would be initialised and not survive the fork
                 env={**environment, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},

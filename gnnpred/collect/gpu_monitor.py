@@ -20,6 +20,8 @@ _CLOCK_REASONS = {
 }  # fmt: skip
 # Idle moments and clocks that someone chose are no throttling.
 _NOT_THROTTLING = 0x1 | 0x2 | 0x100
+# Large products meet the board's power limit on every data-centre GPU: noted, but it is how such a GPU runs.
+_POWER_CAP = "sw_power_cap"
 # Two samples of a clock apart by more than this share of the higher: the steps did not all run at one speed.
 _UNSTEADY_CLOCK_PCT = 5.0
 
@@ -42,8 +44,8 @@ class GpuReadings:
     def warnings(self) -> list[str]:
         """What makes the step times of the window doubtful."""
         found = []
-        if self.throttle_reasons:
-            found.append(f"throttled: {', '.join(self.throttle_reasons)}")
+        if slowed := [reason for reason in self.throttle_reasons or () if reason != _POWER_CAP]:
+            found.append(f"throttled: {', '.join(slowed)}")
         if self.other_gpu_processes:
             found.append(f"other processes on the GPU: {self.other_gpu_processes}")
         if self.sm_clock_min_mhz and self.sm_clock_max_mhz:

@@ -25,17 +25,21 @@ def find_largest_batch(
     """The largest batch for which ``fits`` is true, to about 10 % (8 samples from 64 up), at most ``limit``.
 
     ``fits`` is called with powers of 2, then between the last two. The search ends where the next try would
-    presumably go beyond ``max_s`` seconds, a try of twice the batch taking twice as long.
+    presumably go beyond ``max_s`` seconds, a try of twice the batch taking twice as long; the first one, which also
+    imports code and starts libraries, does not count.
     """
-    started = clock()
-    num_tries, best, too_large, last_s = 0, 0, 0, 0.0
+    num_tries, best, too_large = 0, 0, 0
+    started, last_s = 0.0, 0.0
 
     def try_batch(batch_size: int) -> bool:
-        nonlocal num_tries, last_s
+        nonlocal num_tries, last_s, started
         num_tries += 1
         before = clock()
         found = fits(batch_size)
-        last_s = clock() - before
+        if num_tries == 1:
+            started = clock()
+        else:
+            last_s = clock() - before
         return found
 
     def is_late(batch_size: int) -> bool:

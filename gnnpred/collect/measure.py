@@ -1,12 +1,11 @@
 """One training step on this machine: built, warmed up until steady, timed. Runs in a worker process of its own."""
 
-import contextlib
 import gc
 import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +15,8 @@ from gnnpred.collect.largest_batch import find_largest_batch
 from gnnpred.collect.memory_limit import is_out_of_memory, limited_memory
 from gnnpred.collect.ranks import Ranks
 from gnnpred.collect.recipe import Configuration, MeasureSettings
-from gnnpred.errors import GnnpredError
-from gnnpred.job import Phase, Precision
-from gnnpred.model_sources import BuiltModel, build_model
+from gnnpred.collect.step import Step, build_step
+from gnnpred.job import Precision
 
 if TYPE_CHECKING:
     import torch
@@ -33,12 +31,7 @@ UNSTEADY_SPREAD_PCT = 15.0
 DRIFT_PCT = 5.0
 # Two steps see every allocation of later ones: gradients and the optimizer's state are made in the first.
 _NUM_TRIAL_STEPS = 2
-# Weights hardly move: every step does the same work and half types do not overflow.
-_LEARNING_RATE = 1e-6
-_FP16_EPSILON = 1e-4
 _SEED = 0
-_FLOAT_DTYPES = {Precision.FP64: "float64", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
-_AUTOCAST_DTYPES = {Precision.MIXED: "float16", Precision.MIXED_BF16: "bfloat16"}
 
 
 def measure(
@@ -78,7 +71,7 @@ def _fits(configuration: Configuration, device: str) -> bool:
 
     step = None
     try:
-        step = _build_step(replace(configuration, compile=False), device)
+        step = build_step(replace(configuration, compile=False), device)
         for _ in range(_NUM_TRIAL_STEPS):
             step()
         if device == "cuda":
@@ -104,14 +97,14 @@ def _measured(
         return ranks.agree(value) if ranks else value
 
     started = time.perf_counter()
-    step = _build_step(configuration, device, ranks)
+    step = build_step(configuration, device, ranks)
+    monitor = open_monitor(device)  # here: it takes a moment, in which a warm GPU would rest
     built_at = time.perf_counter()
     warmup_ms, is_stable = _warm_up(step, settings, device, agreed)
     warmed_at = time.perf_counter()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     num_steps = int(agreed(_num_timed_steps(warmup_ms[-1], settings)))
-    monitor = open_monitor(device)
     if monitor is not None:
         monitor.start()
     timed_from = time.perf_counter()
@@ -211,182 +204,6 @@ def _set_flags(precision: Precision, settings: MeasureSettings) -> dict[str, Any
     return {"allow_tf32": allow_tf32, "cudnn_benchmark": settings.cudnn_benchmark}
 
 
-# ---------------------------------------------------------------------------------------- the step
-
-
-class _Step:
-    """A step that can be called again and again; holds the module, its inputs, targets and optimizer."""
-
-    def __init__(self, run: "Callable[[], torch.Tensor]", inputs: "Sequence[torch.Tensor]") -> None:
-        self._run = run
-        self.inputs = inputs
-
-    def __call__(self) -> "torch.Tensor":
-        """Run once; returns the loss (the outputs' sum in inference), on the device."""
-        return self._run()
-
-
-def _build_step(configuration: Configuration, device: str, ranks: Ranks | None = None) -> _Step:
-    import torch
-
-    precision, phase = configuration.precision, configuration.phase
-    built = build_model(
-        configuration.model, batch_size=configuration.batch_size, image_size=configuration.image_size,
-        seq_len=configuration.seq_len, train=phase is not Phase.INFERENCE, device=device,
-    )  # fmt: skip
-    _check_batch(built, configuration)
-    inputs = _filled_inputs(built, configuration.model)
-    module = built.module
-    if precision in _FLOAT_DTYPES:
-        dtype = getattr(torch, _FLOAT_DTYPES[precision])
-        module = module.to(dtype)
-        inputs = [each.to(dtype) if each.is_floating_point() else each for each in inputs]
-    if configuration.memory_format == "nhwc":
-        if not any(each.dim() == 4 for each in inputs):
-            raise GnnpredError(f"{configuration.model} takes no images: memory format nhwc does not apply")
-        module = module.to(memory_format=torch.channels_last)
-        inputs = [each.to(memory_format=torch.channels_last) if each.dim() == 4 else each for each in inputs]
-    if ranks:
-        half = _AUTOCAST_DTYPES.get(precision)
-        module = ranks.spread(module, configuration.strategy, getattr(torch, half) if half else None)
-    if configuration.compile:
-        module = torch.compile(module)
-
-    @contextlib.contextmanager
-    def autocast() -> Iterator[None]:
-        if precision not in _AUTOCAST_DTYPES:
-            yield
-            return
-        with torch.autocast(device, dtype=getattr(torch, _AUTOCAST_DTYPES[precision])):
-            yield
-
-    fetch = _fetcher(inputs, configuration.host_copy, device)
-    if phase is Phase.INFERENCE:
-
-        def infer() -> torch.Tensor:
-            with torch.inference_mode(), autocast():
-                return sum(output.float().mean() for output in _float_outputs(module(*fetch())))
-
-        return _Step(infer, inputs)
-
-    with torch.no_grad(), autocast():
-        targets = [_target_of(output) for output in _float_outputs(module(*inputs))]
-    if not targets:
-        raise GnnpredError(f"{configuration.model} returns no floating-point tensor to train on")
-    parameters = [each for each in module.parameters() if each.requires_grad]
-    if not parameters:
-        raise GnnpredError(f"{configuration.model} has no parameters to train")
-    optimizer = _optimizer_of(configuration.optimizer, parameters)
-    # autocast in fp16 needs loss scaling; elsewhere a disabled scaler does nothing
-    scaler = torch.amp.GradScaler(device, enabled=precision is Precision.MIXED)
-
-    def train() -> torch.Tensor:
-        for each in parameters:
-            each.grad = None
-        with autocast():
-            outputs = _float_outputs(module(*fetch()))
-            loss = sum(_loss_of(output, target) for output, target in zip(outputs, targets, strict=True))
-        scaler.scale(loss).backward()
-        if optimizer is not None:
-            scaler.step(optimizer)
-            scaler.update()
-        return loss.detach()
-
-    return _Step(train, inputs)
-
-
-def _fetcher(inputs: "list[torch.Tensor]", host_copy: str, device: str) -> "Callable[[], list[torch.Tensor]]":
-    """What a step's inputs come from: the device itself, or a copy of host memory each time.
-
-    On a CPU the copy is one within its memory.
-    """
-    if host_copy == "none":
-        return lambda: inputs
-    if device == "cpu":
-        return lambda: [each.clone() for each in inputs]
-    on_host = [each.to("cpu") for each in inputs]
-    is_pinned = host_copy == "pinned"
-    if is_pinned:
-        on_host = [each.pin_memory() for each in on_host]
-    return lambda: [each.to(device, non_blocking=is_pinned) for each in on_host]
-
-
-def _check_batch(built: BuiltModel, configuration: Configuration) -> None:
-    first = built.example_inputs[0]
-    batch_size = first.shape[0] if first.dim() else 1
-    if batch_size != configuration.batch_size:
-        raise GnnpredError(
-            f"{configuration.model} made an example of batch {batch_size}, the recipe asks for "
-            f"{configuration.batch_size}: let the function take batch_size"
-        )
-
-
-def _filled_inputs(built: BuiltModel, model: str) -> "list[torch.Tensor]":
-    """Random values for library models, whose example inputs are empty; a user's own examples stay as they are."""
-    import torch
-
-    if model.split(":")[0] not in ("timm", "torchvision", "hf"):
-        return list(built.example_inputs)
-    config = getattr(getattr(built.module, "model", None), "config", None)
-    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    num_tokens = getattr(text_config, "vocab_size", None) or 1
-    return [
-        torch.randn_like(each) if each.is_floating_point() else torch.randint_like(each, 0, num_tokens)
-        for each in built.example_inputs
-    ]
-
-
-def _float_outputs(outputs: Any) -> "list[torch.Tensor]":
-    """Every floating-point tensor that a module returned, auxiliary heads included."""
-    import torch
-
-    if isinstance(outputs, torch.Tensor):
-        return [outputs] if outputs.is_floating_point() else []
-    values = outputs.values() if hasattr(outputs, "values") else outputs if isinstance(outputs, tuple | list) else ()
-    return [tensor for value in values for tensor in _float_outputs(value)]
-
-
-def _target_of(output: "torch.Tensor") -> "torch.Tensor | None":
-    """Random classes for outputs of 2 axes and more: the last axis of sequences, the second of images and rows."""
-    import torch
-
-    if output.dim() < 2:
-        return None
-    axis = 2 if output.dim() == 3 else 1
-    shape = [size for i, size in enumerate(output.shape) if i != axis]
-    return torch.randint(0, output.shape[axis], shape, device=output.device)
-
-
-def _loss_of(output: "torch.Tensor", target: "torch.Tensor | None") -> "torch.Tensor":
-    from torch.nn import functional
-
-    if target is None:
-        return output.float().square().mean()
-    if output.dim() == 3:
-        output, target = output.flatten(0, 1), target.flatten()
-    return functional.cross_entropy(output, target)
-
-
-def _optimizer_of(name: str, parameters: "list[torch.nn.Parameter]") -> "torch.optim.Optimizer | None":
-    import torch
-
-    match name:
-        case "sgd":
-            return torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=0.9)
-        case "adam":
-            return torch.optim.Adam(parameters, lr=_LEARNING_RATE, eps=_epsilon_of(parameters))
-        case "adamw":
-            return torch.optim.AdamW(parameters, lr=_LEARNING_RATE, eps=_epsilon_of(parameters))
-    return None
-
-
-def _epsilon_of(parameters: "list[torch.nn.Parameter]") -> float:
-    """PyTorch's default of Adam; in fp16 that is 0, and weights whose gradients are small would become NaN."""
-    import torch
-
-    return _FP16_EPSILON if any(each.dtype is torch.float16 for each in parameters) else 1e-8
-
-
 # ---------------------------------------------------------------------------------------- timing
 
 
@@ -394,7 +211,7 @@ _GO_ON, _SETTLED, _LATE = range(3)
 
 
 def _warm_up(
-    step: _Step, settings: MeasureSettings, device: str, agreed: Callable[[float], float]
+    step: Step, settings: MeasureSettings, device: str, agreed: Callable[[float], float]
 ) -> tuple[list[float], bool]:
     """Times (ms) of the warm-up steps, and whether they had settled when warm-up ended."""
     import torch

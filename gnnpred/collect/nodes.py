@@ -121,7 +121,7 @@ def join_nodes(environment: Mapping[str, str], recipe: Recipe) -> Callable[[Work
     if place.node == 0:
         return partial(LocalEngine, others=OtherNodes(store, place))
     with tempfile.TemporaryDirectory(prefix="gnnpred-collect-") as scratch:
-        follow(place, store, Workers(WORKER_COMMAND, Path(scratch), forked=recipe.model_prefixes))
+        follow(place, store, Workers(WORKER_COMMAND, Path(scratch), forked=recipe.sources_to_import))
     return None
 
 

@@ -40,6 +40,7 @@ class RayCluster:
     ) -> None:
         self.address = address
         self.device = "cpu"
+        self.model_prefixes: list[str] = []  # of what new lanes will measure
         self._accelerator = accelerator
         self._num_cpus = num_cpus
         self._command = command
@@ -118,7 +119,12 @@ class RayCluster:
             needs["scheduling_strategy"] = strategy
         lane = ray.remote(Lane).options(max_restarts=0, max_task_retries=0, **needs)
         own_gpus = num_gpus if self.device == "cuda" else 0
-        self._lanes.append(lane.remote(self._command, num_gpus=own_gpus, folder=os.getcwd(), environment=environment))
+        self._lanes.append(
+            lane.remote(
+                self._command, num_gpus=own_gpus, folder=os.getcwd(), environment=environment,
+                model_prefixes=self.model_prefixes,
+            )
+        )  # fmt: skip
         return self._lanes[-1]
 
     def new_group(self, num_nodes: int, num_gpus: int, *, limit_s: float) -> PlacementGroup:

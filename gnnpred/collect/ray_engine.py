@@ -15,6 +15,7 @@ import ray
 from gnnpred.collect.engine import PROBE_LIMIT_S, BudgetSpentError, Reply, Task, probe_message
 from gnnpred.collect.rank_group import GRACE_S, most_telling
 from gnnpred.collect.ray_cluster import RayCluster, line_of
+from gnnpred.collect.recipe import sources_to_import
 from gnnpred.errors import GnnpredError
 
 _POLL_S = 0.1
@@ -74,6 +75,7 @@ class RayEngine:
         return reply
 
     def measure(self, tasks: Sequence[Task], *, deadline: float | None) -> Iterator[tuple[Task, Reply]]:
+        self._cluster.model_prefixes = sources_to_import(task.configuration.model for task in tasks)
         by_layout: dict[tuple[int, int], list[Task]] = {}
         for task in sorted(tasks, key=lambda task: (-task.configuration.nodes, -task.num_gpus)):
             by_layout.setdefault((task.configuration.nodes, task.num_gpus), []).append(task)

@@ -19,11 +19,17 @@ class Lane:
 
     ``command`` starts a worker; None is this node's interpreter. ``folder``: the driver's working folder, from which a
     user's modules are found where the nodes share it. ``environment``: variables as the driver has them (None: unset),
-    where Ray would set them in its own way.
+    where Ray would set them in its own way. ``model_prefixes``: what workers need to import.
     """
 
     def __init__(
-        self, command: Sequence[str] | None, *, num_gpus: int, folder: str, environment: Mapping[str, str | None]
+        self,
+        command: Sequence[str] | None,
+        *,
+        num_gpus: int,
+        folder: str,
+        environment: Mapping[str, str | None],
+        model_prefixes: Sequence[str],
     ) -> None:
         if Path(folder).is_dir():
             os.chdir(folder)
@@ -34,7 +40,7 @@ class Lane:
         # Ray names the GPUs that it gave to this process
         self._gpus = visible_gpus(num_gpus, os.environ.get("CUDA_VISIBLE_DEVICES")) if num_gpus else None
         self._scratch = tempfile.TemporaryDirectory(prefix="gnnpred-lane-")
-        self._workers = Workers(command or WORKER_COMMAND, Path(self._scratch.name))
+        self._workers = Workers(command or WORKER_COMMAND, Path(self._scratch.name), forked=model_prefixes)
         self._ready: RankGroup | None = None
 
     def probe(self, message: dict[str, Any]) -> Reply:

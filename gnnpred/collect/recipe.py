@@ -2,7 +2,7 @@
 
 import difflib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -111,9 +111,9 @@ class Recipe:
     text: str = field(default="", compare=False)  # of the file, comments and all
 
     @property
-    def model_prefixes(self) -> list[str]:
-        """What stands before the colon of its models: the libraries that they come from."""
-        return sorted({each.model.split(":")[0] for each in self.configurations if self.kind == "steps"})
+    def sources_to_import(self) -> list[str]:
+        """Models whose imports are those of the whole recipe (:func:`sources_to_import`)."""
+        return sources_to_import(each.model for each in self.configurations) if self.kind == "steps" else []
 
     @property
     def recipe_id(self) -> str:
@@ -123,6 +123,15 @@ class Recipe:
         if self.whole_id:
             return self.whole_id
         return json_digest([[asdict(each) for each in self.configurations], asdict(self.measure)])
+
+
+def sources_to_import(models: Iterable[str]) -> list[str]:
+    """The first of each library; of transformers the first of each architecture, whose code is imported late."""
+    found: dict[str, str] = {}
+    for model in models:
+        prefix = model.split(":")[0]
+        found.setdefault(model.split("?")[0] if prefix == "hf" else prefix, model)
+    return list(found.values())
 
 
 # ---------------------------------------------------------------------------------------- reading
@@ -176,7 +185,7 @@ def load_recipe(path: Path) -> Recipe:
 
 
 def _ordered(by_sweep: list[list[Configuration]], content: dict[str, Any], where: str) -> list[Configuration]:
-    order = _choice(content.get("order", ORDERS[0]), ORDERS, "order", where)
+    order = _choice(str(content.get("order", ORDERS[0])), ORDERS, "order", where)
     sample = content.get("sample")
     if order == "listed":
         if sample is not None:

@@ -85,7 +85,7 @@ def collect(
         raise UsageError(f"unknown device {device!r}: choose one of {', '.join(DEVICES)}")
     deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
     with CollectionStore(out) as store, tempfile.TemporaryDirectory(prefix="gnnpred-collect-") as scratch:
-        workers = Workers(worker_command, Path(scratch), forked=recipe.model_prefixes)
+        workers = Workers(worker_command, Path(scratch), forked=recipe.sources_to_import)
         engine = make_engine(workers)
         is_cut_off, exports = False, None
         try:
@@ -195,9 +195,9 @@ class _Collection:
 
 
 def require_supported(recipe: Recipe, manifest: dict[str, Any]) -> None:
-    """Raises UsageError for a recipe of which the machine of ``manifest`` can run nothing."""
+    """Raises UsageError for a whole recipe of which the machine of ``manifest`` can run nothing."""
     reasons = Counter(unsupported_reason(each, manifest) for each in recipe.configurations)
-    if not reasons[""]:
+    if not reasons[""] and not recipe.whole_id:  # a part may happen to hold nothing else
         raise UsageError(
             f"this machine runs none of the recipe's {len(recipe.configurations)} configurations: "
             + "; ".join(reason for reason, _ in reasons.most_common(3))

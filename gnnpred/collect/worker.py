@@ -51,18 +51,22 @@ def _listen(released: "queue.Queue[str]") -> None:
 
 def prepare(task: dict[str, Any]) -> None:
     """Import what the task needs, which takes seconds; the device is not touched."""
-    model = task["configuration"]["model"] if task["task"] == "measure" else ""
-    import_libraries([model.split(":")[0]])
-    if task["task"] == "measure" and task["device"] != "cpu":  # there nothing is gained: no one measures meanwhile
-        _build_once(task["configuration"])
+    if task["task"] != "measure":
+        import_libraries([])
+        return
+    configuration = task["configuration"]
+    import_libraries([configuration["model"]])
+    if task["device"] != "cpu":  # there nothing is gained: no one measures meanwhile
+        build_once(configuration["model"], image_size=configuration["image_size"], seq_len=configuration["seq_len"])
 
 
-def import_libraries(prefixes: Sequence[str]) -> None:
-    """Import torch and the libraries of models with these prefixes; the task itself says what is missing."""
+def import_libraries(sources: Sequence[str]) -> None:
+    """Import torch and the libraries that models of these sources come from; the task itself says what is missing."""
     import gnnpred.collect.measure
     import gnnpred.collect.probe
     import gnnpred.model_sources
 
+    prefixes = dict.fromkeys(source.split(":")[0] for source in sources)
     names = [_LIBRARIES[prefix] for prefix in prefixes if prefix in _LIBRARIES]
     if names and importlib.util.find_spec("torch"):
         gnnpred.model_sources.declare_torchvision_ops()
@@ -71,14 +75,14 @@ def import_libraries(prefixes: Sequence[str]) -> None:
             importlib.import_module(name)
 
 
-def _build_once(configuration: dict[str, Any]) -> None:
+def build_once(source: str, *, image_size: int | None = None, seq_len: int | None = None) -> None:
     """Build a library's model without weights and forget it: its own modules are imported at their first use."""
     from gnnpred.model_sources import build_model
 
-    sizes = {name: configuration[name] for name in ("image_size", "seq_len")}
-    if configuration["model"].split(":")[0] in _LIBRARIES:  # a user's own function may do anything
+    prefix, _, name = source.partition(":")
+    if name and prefix in _LIBRARIES:  # a user's own function may do anything
         with contextlib.suppress(Exception):  # the task itself says what is wrong
-            build_model(configuration["model"], batch_size=1, **sizes)
+            build_model(source, batch_size=1, image_size=image_size, seq_len=seq_len)
 
 
 def run_task(task: dict[str, Any], ranks: dict[str, Any] | None = None) -> dict[str, Any]:

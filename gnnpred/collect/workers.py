@@ -92,8 +92,9 @@ class Worker:
 class Workers:
     """Starts workers; ``scratch`` holds their replies.
 
-    With ``forked`` (prefixes of models: their libraries are imported once) a fork server starts them where the system
-    and the libraries allow it. Otherwise, and for every other ``command``, each is a fresh Python with its own imports.
+    With ``forked`` (models, or libraries' prefixes: their code is imported once) a fork server starts them where the
+    system and the libraries allow it. Otherwise, and for every other ``command``, each is a fresh Python that imports
+    for itself.
     """
 
     def __init__(self, command: Sequence[str], scratch: Path, *, forked: Sequence[str] | None = None) -> None:

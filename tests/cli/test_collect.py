@@ -148,6 +148,26 @@ def test_an_out_that_is_a_file_is_one_line(cli, tmp_path):
     assert "cannot write to" in outcome.err
 
 
+def test_the_time_left_is_shown_however_long_a_configuration_takes(monkeypatch):
+    import rich.progress
+
+    from gnnpred.cli.progress import progress_bar
+
+    now_s, bars = [0.0], []
+
+    class Bar(rich.progress.Progress):
+        def __init__(self, *columns, **options):
+            super().__init__(*columns, get_time=lambda: now_s[0], **options)
+            bars.append(self)
+
+    monkeypatch.setattr(rich.progress, "Progress", Bar)
+    with progress_bar() as advance:
+        for done in range(4):
+            advance("configurations", done, 10)
+            now_s[0] += 100
+        assert bars[0].tasks[0].time_remaining == pytest.approx(700, rel=0.3)
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("12m", 720), ("1h30m", 5400), ("1.5h", 5400)])
 def test_time_budgets_are_read_with_their_unit(text, seconds):
     assert seconds_of(text) == seconds

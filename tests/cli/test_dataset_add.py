@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from tests.helpers.collections import CPU_NAME, V100, write_collection
 from tests.helpers.tiny_corpus import write_tiny_corpus
+from tests.helpers.written_collections import CPU_NAME, V100, write_collection
 
 UNSTEADY = "unsteady: steps took 8 to 14 ms"
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 MANIFEST = {
     "device": os.environ.get("STAND_IN_DEVICE", "cpu"), "gpu": os.environ.get("STAND_IN_GPU", "V100"),
-    "num_gpus": int(os.environ.get("STAND_IN_NUM_GPUS", "2")), "compute_capability": 9.0, "torch": "2.9.0",
-    "python": "3.11", "os": "Linux 6", "cpu": "Stand-in", "num_cpu_threads": 1, "cuda": "", "cudnn": "", "driver": "",
+    "num_gpus": int(os.environ.get("STAND_IN_NUM_GPUS", "2")), "num_cpu_threads": 1, "torch": "2.9.0", "python": "3.11",
+    "compute_capability": float(os.environ.get("STAND_IN_CAPABILITY", "9.0")), "os": "Linux 6", "cpu": "Stand-in",
+    "cuda": "", "cudnn": "", "driver": "",
 }  # fmt: skip
 
 

@@ -146,6 +146,18 @@ def test_the_note_says_what_feeds_the_step(note, host_copy, data_loader):
     assert (job.host_copy, job.data_loader) == (host_copy, data_loader)
 
 
+@pytest.mark.parametrize(("cell", "host_copy"), [("1", True), ("", False), ("0", False), ("yes", True)])
+def test_a_column_says_whether_the_step_copies_its_inputs(cell, host_copy):
+    assert run_with(host_copy=cell).job.host_copy is host_copy
+
+
+def test_the_note_counts_where_the_column_is_empty_and_other_words_are_refused():
+    assert run_with(host_copy="", note="inputs copied H2D in every step").job.host_copy
+    assert not run_with(host_copy="0", note="synthetic data").job.host_copy
+    with pytest.raises(GnnpredError, match="host_copy 'pinned' is not one of"):
+        run_with(host_copy="pinned")
+
+
 def test_optimizers_without_a_cost_of_their_own_take_the_nearest_by_state():
     assert run_with(optimizer="rmsprop").job.optimizer == "adam"
     assert "counted as adam" in run_with(optimizer="rmsprop").notes[0]

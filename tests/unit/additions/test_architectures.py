@@ -3,8 +3,8 @@
 from gnnpred.additions.architectures import KnownArchitectures, weights_of
 from gnnpred.graph import DType, Op, OpGraph, Role, TensorSpec
 from gnnpred.onnx_io import read_graph
-from tests.helpers.collections import mlp
 from tests.helpers.corpus import make_row
+from tests.helpers.written_collections import mlp
 
 
 def traced_mlp(width: int, *, classes: int = 10) -> OpGraph:

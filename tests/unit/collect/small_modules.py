@@ -121,3 +121,13 @@ class _FailsInRank1(torch.nn.Linear):
 
 def fails_in_rank_1(batch_size):
     return _FailsInRank1(8, 4), torch.ones(batch_size, 8)
+
+
+def large_input(batch_size):
+    """192 MiB a sample, of which nothing is computed but a small sum."""
+    return _FirstColumns(8, 4), torch.ones(batch_size, 192 << 18)
+
+
+class _FirstColumns(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x[:, :8])

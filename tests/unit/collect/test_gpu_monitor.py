@@ -90,7 +90,11 @@ def test_an_older_library_names_the_reasons_otherwise():
     nvml.absent = ("nvmlDeviceGetCurrentClocksEventReasons",)
     found = window(nvml, clock_of(0.0, 1.0))
     assert found.throttle_reasons == ("sw_power_cap", "hw_thermal_slowdown")
-    assert found.warnings() == ["throttled: sw_power_cap, hw_thermal_slowdown"]
+    assert found.warnings() == ["throttled: hw_thermal_slowdown"]
+
+
+def test_the_power_limit_is_noted_and_not_warned_of():
+    assert GpuReadings(throttle_reasons=("sw_power_cap",)).warnings() == []
 
 
 def test_other_processes_and_moving_clocks_are_warned_of():

@@ -37,18 +37,18 @@ def test_a_step_in_every_precision_is_timed(precision):
 @pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_only_training_moves_the_weights(phase, optimizer, monkeypatch):
-    from gnnpred.collect import measure
+    from gnnpred.collect import step
 
     kept = {}
-    build = measure.build_model
+    build = step.build_model
 
     def remembering(*args, **options):
         built = build(*args, **options)
         kept.update({name: (value, value.detach().clone()) for name, value in built.module.named_parameters()})
         return built
 
-    monkeypatch.setattr(measure, "build_model", remembering)
-    monkeypatch.setattr(measure, "_LEARNING_RATE", 0.1)
+    monkeypatch.setattr(step, "build_model", remembering)
+    monkeypatch.setattr(step, "_LEARNING_RATE", 0.1)
     assert reply_to("mlp", phase=phase, optimizer=optimizer if phase is Phase.TRAIN else "none")["status"] == "ok"
     moved = any(not torch.equal(now, before) for now, before in kept.values())
     has_gradient = all(now.grad is not None for now, _ in kept.values())
@@ -79,6 +79,31 @@ def test_fp16_autocast_scales_the_loss_and_bf16_does_not(monkeypatch):
     assert made == [True, False]
 
 
+@pytest.mark.parametrize("host_copy", ["pinned", "pageable"])
+def test_inputs_are_copied_in_every_step_where_asked(host_copy, monkeypatch):
+    from gnnpred.collect import step
+
+    copied = []
+    fetcher = step._fetcher
+
+    def counting(inputs, kind, device):
+        fetch = fetcher(inputs, kind, device)
+        return lambda: copied.append((kind, fetch()[0].data_ptr() != inputs[0].data_ptr())) or fetch()
+
+    monkeypatch.setattr(step, "_fetcher", counting)
+    for asked, has_moved in ((host_copy, True), ("none", False)):
+        copied.clear()
+        result = reply_to("mlp", host_copy=asked)["result"]
+        assert set(copied) == {(asked, has_moved)}
+        assert len(copied) >= result["num_warmup_steps"] + result["num_steps"]
+
+
+def test_adam_in_fp16_keeps_the_weights_finite():
+    for optimizer in ("adam", "adamw"):
+        reply = reply_to("mlp", precision=Precision.FP16, optimizer=optimizer)
+        assert reply["status"] == "ok", reply
+
+
 def test_images_are_laid_out_as_asked_and_nothing_else_can_be():
     assert reply_to("cnn", memory_format="nhwc")["status"] == "ok"
     reply = reply_to("mlp", memory_format="nhwc")
@@ -101,6 +126,71 @@ def test_warm_up_ends_when_two_windows_agree():
     assert has_settled([10.0] * 10)
     assert has_settled([50.0] * 5 + [10.0] * 5 + [10.2] * 5)
     assert not has_settled([12.0] * 5 + [10.0] * 5)
+
+
+def test_a_warm_up_that_time_ends_is_judged_by_the_steps_there_are():
+    from gnnpred.collect.measure import has_settled
+
+    assert has_settled([50.0, 10.0, 10.1], window=1)
+    assert not has_settled([50.0, 12.0, 10.0], window=1)
+    assert not has_settled([10.0], window=0)
+
+
+def test_steps_that_get_slower_are_warned_of():
+    from gnnpred.collect.measure import _drift_warning, drift_pct
+
+    assert drift_pct([10.0] * 4 + [10.5] * 3 + [11.0] * 4) == pytest.approx(10.0)
+    assert "took +10 %" in _drift_warning([10.0] * 4 + [10.5] * 3 + [11.0] * 4)
+    assert "took -20 %" in _drift_warning([10.0, 9.0, 8.0])
+    assert _drift_warning([10.0, 30.0, 10.2]) == ""
+
+
+def test_the_sample_whose_operators_are_timed_is_the_same_every_time():
+    from gnnpred.collect.measure import is_profiled
+
+    ids = [Configuration(model=f"x:{i}", batch_size=1).config_id for i in range(400)]
+    chosen = [each for each in ids if is_profiled(each, 0.25)]
+    assert 60 < len(chosen) < 140
+    assert [each for each in chosen if not is_profiled(each, 0.3)] == []
+    assert all(is_profiled(each, 1.0) for each in ids)
+    assert not any(is_profiled(each, 0.0) for each in ids)
+
+
+def test_a_gpu_that_is_watched_adds_figures_and_warnings(monkeypatch):
+    from gnnpred.collect import measure
+    from gnnpred.collect.gpu_monitor import GpuReadings
+
+    class Monitor:
+        def start(self):
+            pass
+
+        def stop(self):
+            return GpuReadings(
+                sm_clock_mhz=1400, sm_clock_min_mhz=1400, sm_clock_max_mhz=1400, throttle_reasons=("hw_slowdown",),
+                other_gpu_processes=1, power_w=500.0, energy_j=300.0,
+            )  # fmt: skip
+
+    monkeypatch.setattr(measure, "open_monitor", lambda device: Monitor())
+    result = reply_to("mlp")["result"]
+    assert (result["sm_clock_mhz"], result["power_w"], result["memory_clock_mhz"]) == (1400, 500.0, None)
+    # the window goes on after the timed steps until power is averaged for min_energy_s
+    num_steps = 300.0 / result["energy_per_step_j"]
+    assert num_steps == pytest.approx(SETTINGS.min_energy_s * 1e3 / result["wall_clock_ms"], rel=0.01, abs=1.01)
+    assert "throttled: hw_slowdown; other processes on the GPU: 1" in result["warning"]
+    assert "energy_j" not in result
+
+
+def test_profiling_that_is_not_allowed_leaves_the_row(monkeypatch):
+    from gnnpred.collect import measure
+
+    def forbidden(*_args, **_options):
+        raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES\nmore")
+
+    monkeypatch.setattr(measure, "profile_step", forbidden)
+    monkeypatch.setattr(measure, "is_profiled", lambda *_: True)
+    reply = reply_to("mlp")
+    assert reply["status"] == "ok"
+    assert "operators not timed: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES" in reply["result"]["warning"]
 
 
 def test_unsteady_times_are_warned_of():

@@ -51,6 +51,25 @@ def test_gpus_and_strategies_multiply_what_exchanges_gradients(tmp_path):
     ]  # fmt: skip
 
 
+def test_code_is_imported_once_for_each_library_and_each_architecture_of_transformers(tmp_path):
+    recipe = load(
+        tmp_path,
+        "[[sweep]]\nbatch_sizes = [1, 2]\n"
+        'models = ["timm:a", "hf:bert?x=1", "timm:b", "hf:bert?x=2", "hf:gpt2", "m.py:f"]\n',
+    )
+    assert recipe.sources_to_import == ["timm:a", "hf:bert?x=1", "hf:gpt2", "m.py:f"]
+
+
+def test_the_largest_batch_stands_beside_numbers_and_keeps_its_identity(tmp_path):
+    recipe = load(tmp_path, SWEEP.replace("[1]", '["largest", 1]') + 'host_copies = ["none", "pinned"]\n')
+    assert [(c.batch_size, c.host_copy) for c in recipe.configurations] == [
+        (None, "none"), (None, "pinned"), (1, "none"), (1, "pinned"),
+    ]  # fmt: skip
+    assert len({c.config_id for c in recipe.configurations}) == 4
+    again = load(tmp_path, SWEEP.replace("[1]", '["largest"]')).configurations[0]
+    assert again.config_id == recipe.configurations[0].config_id
+
+
 def test_comments_do_not_make_another_recipe_and_steps_do(tmp_path):
     plain = load(tmp_path, SWEEP)
     assert load(tmp_path, "# a comment\n" + SWEEP).recipe_id == plain.recipe_id
@@ -73,6 +92,12 @@ def test_comments_do_not_make_another_recipe_and_steps_do(tmp_path):
         (SWEEP + "gpus = [1, 3]\nnodes = [2]\n", ("no number of gpus [1, 3] can be spread evenly over [2] nodes",)),
         (SWEEP + "image_sizes = [0]\n", ("image_sizes must be at least 1",)),
         (SWEEP + "compile = [1]\n", ("compile holds 1", "bool")),
+        (SWEEP + 'host_copies = ["pined"]\n', ("'pined'", "did you mean 'pinned'?")),
+        (SWEEP.replace("[1]", '["larges"]'), ("batch_sizes holds 'larges'", "nor 'largest'")),
+        (SWEEP.replace("[1]", '[1, "largest"]') + "gpus = [2]\n", ("largest batch is searched on one GPU",)),
+        ("[measure]\nprofile_share = 1.5\n" + SWEEP, ("profile_share must be from 0 to 1",)),
+        ("[measure]\nlargest_batch_memory_gib = -1\n" + SWEEP, ("must not be below 0",)),
+        ("[measure]\nlargest_batch_s = 0\n" + SWEEP, ("largest_batch_s must be above 0",)),
         (SWEEP + "seq_lens = 128\n", ("seq_lens must be a list",)),
         ('[[sweep]]\nbatch_sizes = [1]\nmodels = ["resnet18"]\n', ("cannot read the model 'resnet18'",)),
         ("[[sweep]]\nbatch_sizes = [1]\n", ("models is missing",)),

@@ -65,6 +65,18 @@ def test_measured_rows_are_runs_that_score_can_read(tmp_path):
     assert (tmp_path / "out" / rows[0]["onnx"]).read_text() == "graph of x:good"
 
 
+def test_a_recipe_of_which_the_machine_runs_nothing_is_one_line_and_leaves_no_rows(tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match=r"none of the recipe's 2 configurations: tf32 is a format of GPUs"):
+        run(recipe_of("good", batches=(1, 2), precisions=("tf32",)), tmp_path / "out")
+    assert not (tmp_path / "out" / "runs.csv").exists()
+    monkeypatch.setenv("STAND_IN_DEVICE", "cuda")
+    monkeypatch.setenv("STAND_IN_CAPABILITY", "7.0")
+    with pytest.raises(UsageError, match=r"V100 \(compute capability 7\) has no (mixed-)?bf16 units"):
+        run(recipe_of("good", precisions=("bf16", "mixed-bf16")), tmp_path / "out")
+    report = run(recipe_of("good", precisions=("bf16", "fp16")), tmp_path / "out")
+    assert report.by_status == {"unsupported": 1, "ok": 1}
+
+
 def test_tf32_rows_say_that_matmul_uses_it(tmp_path, monkeypatch):
     out = tmp_path / "out"
     recipe = recipe_of("good", precisions=("fp32", "tf32"))
@@ -74,7 +86,7 @@ def test_tf32_rows_say_that_matmul_uses_it(tmp_path, monkeypatch):
 
     with CollectionStore(out) as store:
         row = next(row for row in store.rows() if row.status == "ok")
-    cells = tables._run_cells(recipe.configurations[1], row, ("m.onnx", ""), recipe)
+    cells = tables._run_cells(recipe.configurations[1], row, ("m.onnx", "", ""), recipe)
     assert run_of_row({name: str(value) for name, value in cells.items()}).job.tf32_matmul
 
 
@@ -195,7 +207,8 @@ def start(out, delay_s, log, *, num_lanes=1):
 def content(out):
     with CollectionStore(out) as store:
         rows = sorted((row.config_id, row.status, row.reason) for row in store.rows())
-        return rows, store.graphs(), table(out / "runs.csv")
+        runs = [{name: cell for name, cell in row.items() if name != "prepare_s"} for row in table(out / "runs.csv")]
+        return rows, store.graphs(), runs
 
 
 @pytest.mark.parametrize("num_lanes", [1, 2])

@@ -88,6 +88,13 @@ def test_a_measured_row_of_one_shard_goes_before_a_failed_one_of_another(tmp_pat
         assert [row.status for row in store.rows() if row.config_id == good.config_id] == ["ok"]
 
 
+def test_a_part_may_hold_nothing_that_the_machine_runs(tmp_path):
+    recipe = recipe_of("good", precisions=("fp32", "tf32"))
+    for text in ("1/2", "2/2"):
+        run_shard(text, tmp_path, recipe)
+    assert merged(tmp_path, recipe).by_status == {"ok": 1, "unsupported": 1}  # the stand-in says it is a CPU
+
+
 SHARD_PROGRAM = """
 import sys
 from pathlib import Path

@@ -20,8 +20,8 @@ from gnnpred.errors import GnnpredError
 from gnnpred.job import ActivationRule, Phase, Precision
 from gnnpred.predictor import Predictor
 from gnnpred.software import tf32_was_default, version_numbers
-from tests.helpers.collections import V100, write_collection
 from tests.helpers.roofline import RooflineCheckpoint
+from tests.helpers.written_collections import V100, write_collection
 
 pytestmark = pytest.mark.models
 
