@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.helpers.collections import CPU_NAME, V100, write_collection
+from tests.helpers.collection_folders import CPU_NAME, V100, write_collection
 from tests.helpers.tiny_corpus import write_tiny_corpus
 
 UNSTEADY = "unsteady: steps took 8 to 14 ms"

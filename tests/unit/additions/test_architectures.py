@@ -3,7 +3,7 @@
 from gnnpred.additions.architectures import KnownArchitectures, weights_of
 from gnnpred.graph import DType, Op, OpGraph, Role, TensorSpec
 from gnnpred.onnx_io import read_graph
-from tests.helpers.collections import mlp
+from tests.helpers.collection_folders import mlp
 from tests.helpers.corpus import make_row
 
 

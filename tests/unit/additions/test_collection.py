@@ -8,7 +8,7 @@ import pytest
 
 from gnnpred.additions.collection import read_collection
 from gnnpred.errors import GnnpredError
-from tests.helpers.collections import CPU_NAME, write_collection
+from tests.helpers.collection_folders import CPU_NAME, write_collection
 
 OPERATORS = "source,device,kind,phase,precision,shape,time_us\n"
 

@@ -19,7 +19,7 @@ from gnnpred.job import Phase, Precision
 from gnnpred.onnx_io import read_graph
 from gnnpred.passes.canonical import canonicalise
 from gnnpred.predictor import Predictor, prepare
-from tests.helpers.collections import CPU_NAME, MANIFEST, RECIPE, V100, mlp, steady_ms, write_collection
+from tests.helpers.collection_folders import CPU_NAME, MANIFEST, RECIPE, V100, mlp, steady_ms, write_collection
 from tests.helpers.roofline import RooflineCheckpoint
 from tests.helpers.tiny_corpus import write_tiny_corpus
 

@@ -9,7 +9,7 @@ from gnnpred.additions.rows import corpus_of
 from gnnpred.hardware import device_of_fields
 from gnnpred.job import JobSpec
 from gnnpred.predictor import Predictor
-from tests.helpers.collections import CPU_DEVICE, CPU_NAME, mlp, write_collection
+from tests.helpers.collection_folders import CPU_DEVICE, CPU_NAME, mlp, write_collection
 from tests.helpers.onnx_files import save
 from tests.helpers.roofline import RooflineCheckpoint
 

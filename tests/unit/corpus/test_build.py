@@ -20,7 +20,7 @@ from gnnpred.errors import GnnpredError
 from gnnpred.job import ActivationRule, Phase, Precision
 from gnnpred.predictor import Predictor
 from gnnpred.software import tf32_was_default, version_numbers
-from tests.helpers.collections import V100, write_collection
+from tests.helpers.collection_folders import V100, write_collection
 from tests.helpers.roofline import RooflineCheckpoint
 
 pytestmark = pytest.mark.models
