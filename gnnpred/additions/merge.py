@@ -117,7 +117,7 @@ def _judge(
     make_predictor: Callable[[], Predictor],
     on_progress: OnProgress,
 ) -> _Judgement:
-    """What speaks against each row. What was said before stays, so that adding again after a retraining moves nothing."""
+    """What speaks against each row. What was said before stays, so that adding again after training moves nothing."""
     before: dict[str, Sequence[Mark]] = {
         row_id: [Mark(**mark) for mark in marks] for row_id, marks in previous.get("rows", {}).items()
     }

@@ -27,9 +27,7 @@ def progress_bar(*, show: bool = True) -> Iterator[Callable[[str, int, int], Non
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    progress = Progress(
-        *columns, console=Console(stderr=True), disable=not show, speed_estimate_period=_SPEED_WINDOW_S
-    )
+    progress = Progress(*columns, console=Console(stderr=True), disable=not show, speed_estimate_period=_SPEED_WINDOW_S)
     tasks: dict[str, object] = {}
 
     def advance(what: str, done: int, total: int) -> None:
