@@ -97,19 +97,19 @@ def test_a_study_goes_on_where_it_stopped(cli, arguments, tmp_path):
 # A worker that signs its trial every second, so that its death is seen within the test.
 WORKER = """
 import sys
-from gnnpred.training import tune
-tune.HEARTBEAT_S, tune.GRACE_S = 1, 2
+from gnnpred.training.tuning import objective, storage
+storage.HEARTBEAT_S, storage.GRACE_S = 1, 2
 if sys.argv[1] == "slow":
     import time
-    error_pct = tune.Objective.error_pct
+    error_pct = objective.Objective.error_pct
     def slow(self, *arguments, **options):
         if self.num_done >= 10:  # the first trial has 8 folds; then the second one never ends
             print("second trial", flush=True)
             time.sleep(600)
         self.num_done += 1
         return error_pct(self, *arguments, **options)
-    tune.Objective.num_done = 0
-    tune.Objective.error_pct = slow
+    objective.Objective.num_done = 0
+    objective.Objective.error_pct = slow
 from gnnpred.cli import run
 sys.exit(run(sys.argv[2:]))
 """
