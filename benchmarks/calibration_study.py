@@ -30,9 +30,10 @@ from gnnpred.training.experiments import (  # noqa: E402
     Corpus,
     Fold,
     RecipeSettings,
+    blend_networks,
     folds_of,
     load_corpus,
-    load_weights,
+    load_networks,
 )
 from gnnpred.training.loop import predict_rows  # noqa: E402
 from gnnpred.training.recipe import find_recipe, load_recipe  # noqa: E402
@@ -53,15 +54,14 @@ def fold_predictor(
     """Networks and trees of one fold as the checkpoint would combine them: (rows, row_idx, known) -> ms."""
     features, roofline = summed_features(corpus.aware), roofline_of(corpus.aware)
     trees = fit_trees(features, np.log(corpus.target_ms / roofline), fold.train_idx)
-    seeds = settings.seeds_of(fold.track)
-    networks = [load_weights(folder / fold.file_name(seed), settings.train) for seed in range(seeds)]
+    networks, shares = load_networks(folder, fold, settings), settings.shares_of(settings.members_of(fold.track))
 
     def predict(rows: FlatRows, row_idx: np.ndarray, known: np.ndarray) -> np.ndarray:
-        logs = [np.log(predict_rows(network, rows, row_idx, specs_known=known)) for network in networks]
+        answers = [predict_rows(network, rows, row_idx, specs_known=known) for network in networks]
         own = features if rows is corpus.aware else summed_features(rows)
         base = roofline if rows is corpus.aware else roofline_of(rows)
         trees_ms = np.exp(trees.predict(own[row_idx])) * base[row_idx]
-        return blend(np.exp(np.mean(logs, axis=0)), trees_ms, settings.tree_weight)
+        return blend(blend_networks(answers, shares), trees_ms, settings.tree_weight)
 
     return predict
 

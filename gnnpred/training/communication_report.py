@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gnnpred.checkpoint import Checkpoint, CheckpointCard
 from gnnpred.corpus.splits import load_split
 from gnnpred.corpus.store import MeasurementRow, load_graphs
@@ -24,7 +26,7 @@ from gnnpred.training.communication_tracks import (
     write_table,
 )
 from gnnpred.training.evaluate import ENSEMBLE, require_networks, run_track
-from gnnpred.training.experiments import Corpus, RecipeSettings, load_encoded_corpus, load_weights
+from gnnpred.training.experiments import Corpus, Fold, RecipeSettings, load_encoded_corpus, load_networks
 from gnnpred.training.release import export_onnx
 
 logger = logging.getLogger(__name__)
@@ -80,11 +82,9 @@ def held_out_compute(corpus: Corpus, settings: RecipeSettings, folds: Path, on_p
 
 def fold_checkpoint(card: Mapping[str, Any], settings: RecipeSettings, folds: Path, fold: str) -> Checkpoint:
     """The networks of an architecture fold as a checkpoint, without trees; intervals are those of ``card``."""
-    members = [
-        load_weights(folds / f"architecture-{fold}-s{seed}.safetensors", settings.train)
-        for seed in range(settings.seeds_of("architecture"))
-    ]
-    model_bytes = export_onnx(members)
+    none = np.zeros(0, np.int64)
+    members = load_networks(folds, Fold("architecture", fold, none, none), settings)
+    model_bytes = export_onnx(members, settings.shares_of(settings.members_of("architecture")))
     content = {
         **card,
         "name": f"architecture-{fold}",

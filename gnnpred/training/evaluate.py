@@ -70,7 +70,7 @@ def run_track(
     Rows of ``extra`` that belong to a held-out group are predicted by its fold as well; this needs the baselines.
     """
     folds = list(folds_of(corpus, track)) if folds is None else list(folds)
-    seeds = settings.seeds_of(track)
+    single = settings.members_of(track)[:1]
     roofline = roofline_of(corpus.aware)
     groups = list(zip(corpus.devices.tolist(), corpus.precisions.tolist(), strict=True))
     features = summed_features(corpus.aware) if with_baselines else None
@@ -78,9 +78,10 @@ def run_track(
     collected: dict[str, list[np.ndarray]] = defaultdict(list)
     extra_idx, extra_ms = [], []
     for fold in folds:
-        collected["gnn"].append(predict_fold(corpus, fold, settings, folder, seeds=seeds))
-        if track == "family" and seeds > 1:  # a fair partner of the precision-blind networks, which are one per fold
-            collected["gnn_one"].append(predict_fold(corpus, fold, settings, folder, seeds=1))
+        collected["gnn"].append(predict_fold(corpus, fold, settings, folder))
+        if track == "family" and settings.members_of(track) != single:
+            # a fair partner of the precision-blind networks, which are one per fold
+            collected["gnn_one"].append(predict_fold(corpus, fold, settings, folder, members=single))
         if with_baselines:
             constants = fit_roofline_constants(roofline, corpus.target_ms, groups, fold.train_idx)
             collected["roofline"].append(predict_roofline(roofline, groups, constants, fold.test_idx))
@@ -89,7 +90,7 @@ def run_track(
             own = extra.held_out_by(corpus, fold) if extra else []
             if len(own):
                 chosen = (extra.flat, own, extra.devices[own])
-                gnn_ms = predict_fold(corpus, fold, settings, folder, seeds=seeds, others=chosen)
+                gnn_ms = predict_fold(corpus, fold, settings, folder, others=chosen)
                 trees_ms = np.exp(trees.predict(extra.summary[own])) * extra.roofline_ms[own]
                 extra_idx.append(own)
                 extra_ms.append(blend(gnn_ms, trees_ms, settings.tree_weight))
@@ -118,9 +119,9 @@ def require_networks(datasets: Path, tracks: Sequence[str], settings: RecipeSett
         split = load_split(datasets / "splits" / f"{GROUPING_OF_TRACK.get(track, track)}.json")
         none = np.zeros(0, np.int64)
         names = [
-            Fold(track, str(number), none, none).file_name(seed)
+            Fold(track, str(number), none, none).file_name(member)
             for number in range(split.num_folds)
-            for seed in range(settings.seeds_of(track))
+            for member in settings.members_of(track)
         ]
         absent = [name for name in names if not (folder / name).is_file()]
         missing += absent

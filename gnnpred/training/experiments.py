@@ -11,7 +11,7 @@ import multiprocessing
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -253,8 +253,9 @@ class Fold:
     is_blind: bool = False
     hidden_devices: tuple[str, ...] = ()  # GPUs of which the fold sees neither steps nor kernels
 
-    def file_name(self, seed: int) -> str:
-        return f"{self.track}-{self.name}-s{seed}.safetensors"
+    def file_name(self, member: "Member") -> str:
+        kind = "p" if member.is_per_op else "s"
+        return f"{self.track}-{self.name}-{kind}{member.seed}.safetensors"
 
 
 def folds_of(corpus: Corpus, track: str) -> Iterator[Fold]:
@@ -329,14 +330,24 @@ def partners_of(rows: Sequence[MeasurementRow]) -> np.ndarray:
     return partner
 
 
+@dataclass(frozen=True)
+class Member:
+    """One network of an ensemble."""
+
+    seed: int
+    is_per_op: bool = False  # without message layers: sees every op by itself
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecipeSettings:
     """A recipe file (trainers/*.toml): training settings, ensemble sizes, row weights."""
 
     train: TrainSettings = field(default_factory=TrainSettings)
-    seeds: int = 3  # members of the shipped ensemble
-    fold_seeds: int = 1  # members of each family and architecture fold
-    device_seeds: int = 1  # members of every other fold
+    seeds: int = 3  # networks with messages of the shipped ensemble
+    fold_seeds: int = 1  # the same of each family and architecture fold
+    device_seeds: int = 1  # the same of every other fold
+    per_op_seeds: int = 0  # networks without messages that join each of these ensembles
+    per_op_weight: float = 0.5  # share of the per-op networks in the geometric mean of all networks
     group_balance: float = 0.2  # 0 = every row counts alike, 1 = every group counts alike
     tree_weight: float = 0.4  # share of the boosted trees in the geometric mean with the networks
     inference_weight: float = 0.3
@@ -344,39 +355,54 @@ class RecipeSettings:
     training_rows: int = 0  # sample of training rows, even over families; 0 = all
     operator_rows: int = 0  # sample of single-kernel rows; 0 = all
 
-    def seeds_of(self, track: str) -> int:
-        """Networks per fold of a track."""
-        if track == "final":
-            return self.seeds
-        return self.fold_seeds if track in ("family", "architecture") else self.device_seeds
+    def members_of(self, track: str) -> tuple[Member, ...]:
+        """Networks per fold of a track; the blind tracks compare single networks with messages."""
+        num_seeds = {"final": self.seeds, "family": self.fold_seeds, "architecture": self.fold_seeds}
+        with_messages = tuple(Member(seed) for seed in range(num_seeds.get(track, self.device_seeds)))
+        num_per_op = 0 if track.startswith("blind") else self.per_op_seeds
+        return with_messages + tuple(Member(seed, is_per_op=True) for seed in range(num_per_op))
+
+    def train_of(self, member: Member) -> TrainSettings:
+        """How a member is trained; a per-op network differs in its missing message layers alone."""
+        if not member.is_per_op:
+            return self.train
+        return replace(self.train, model=replace(self.train.model, num_layers=0))
+
+    def shares_of(self, members: Sequence[Member]) -> np.ndarray:
+        """(m,) shares of the members in the geometric mean, which sum to 1."""
+        is_per_op = np.array([member.is_per_op for member in members])
+        if is_per_op.all() or not is_per_op.any():
+            return np.full(len(members), 1 / len(members))
+        per_op, others = self.per_op_weight / is_per_op.sum(), (1 - self.per_op_weight) / (~is_per_op).sum()
+        return np.where(is_per_op, per_op, others)
 
 
 def train_folds(
     corpus: Corpus,
-    jobs: list[tuple[Fold, int]],
+    jobs: list[tuple[Fold, Member]],
     settings: RecipeSettings,
     folder: Path,
     *,
     num_workers: int = 2,
-    on_done: Callable[[Fold, int], None] = lambda fold, seed: None,
+    on_done: Callable[[Fold, Member], None] = lambda fold, member: None,
 ) -> None:
-    """Train every (fold, seed) whose file is not there yet; a killed run continues where it stopped."""
+    """Train every (fold, member) whose file is not there yet; a killed run continues where it stopped."""
     folder.mkdir(parents=True, exist_ok=True)
-    waiting = [(fold, seed) for fold, seed in jobs if not (folder / fold.file_name(seed)).exists()]
-    for fold, seed in jobs:
-        if (folder / fold.file_name(seed)).exists():
-            on_done(fold, seed)
+    waiting = [(fold, member) for fold, member in jobs if not (folder / fold.file_name(member)).exists()]
+    for fold, member in jobs:
+        if (folder / fold.file_name(member)).exists():
+            on_done(fold, member)
     _SHARED.update(corpus=corpus, settings=settings, folder=folder, weights=row_weights(corpus, settings))
     _SHARED["partner_idx"] = partners_of(corpus.rows)
     if num_workers <= 1:
-        for fold, seed in waiting:
-            _train_one(fold, seed)
-            on_done(fold, seed)
+        for fold, member in waiting:
+            _train_one(fold, member)
+            on_done(fold, member)
         return
     # fork shares the corpus arrays with the workers instead of copying them
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
-        futures = {pool.submit(_train_one, fold, seed): (fold, seed) for fold, seed in waiting}
+        futures = {pool.submit(_train_one, fold, member): (fold, member) for fold, member in waiting}
         for future in as_completed(futures):
             future.result()
             on_done(*futures[future])
@@ -385,22 +411,22 @@ def train_folds(
 _SHARED: dict = {}
 
 
-def _train_one(fold: Fold, seed: int) -> None:
+def _train_one(fold: Fold, member: Member) -> None:
     import torch
 
     torch.set_num_threads(1)
     model = fit_fold(
-        _SHARED["corpus"], fold, _SHARED["settings"], seed, weights=_SHARED["weights"],
+        _SHARED["corpus"], fold, _SHARED["settings"], member, weights=_SHARED["weights"],
         partner_idx=_SHARED["partner_idx"],
     )  # fmt: skip
-    save_weights(model, _SHARED["folder"] / fold.file_name(seed))
+    save_weights(model, _SHARED["folder"] / fold.file_name(member))
 
 
 def fit_fold(
     corpus: Corpus,
     fold: Fold,
     settings: RecipeSettings,
-    seed: int,
+    member: Member,
     *,
     weights: np.ndarray,
     partner_idx: np.ndarray,
@@ -412,8 +438,8 @@ def fit_fold(
         corpus.target_ms,
         fold.train_idx,
         weights,
-        settings.train,
-        seed=seed,
+        settings.train_of(member),
+        seed=member.seed,
         partner_idx=None if fold.is_blind else partner_idx,
         operators=corpus.operators,
         operator_idx=np.flatnonzero(~np.isin(corpus.operator_devices, fold.hidden_devices)),
@@ -429,15 +455,26 @@ def save_weights(model: StepTimeGNN, path: Path) -> None:
         save_file({name: value.contiguous() for name, value in model.state_dict().items()}, partial)
 
 
-def load_weights(path: Path, settings: TrainSettings) -> StepTimeGNN:
-    """A network from a safetensors file."""
+def load_networks(
+    folder: Path, fold: Fold, settings: RecipeSettings, members: Sequence[Member] | None = None
+) -> list[StepTimeGNN]:
+    """The kept networks of a fold, by default all of its track's, in the order of ``members``."""
     from safetensors.torch import load_file
 
-    if not path.exists():
-        raise GnnpredError(f"{path} is missing: run `gnnpred evaluate --retrain` to train this fold")
-    model = StepTimeGNN(settings.model)
-    model.load_state_dict(load_file(path))
-    return model.eval()
+    models = []
+    for member in settings.members_of(fold.track) if members is None else members:
+        path = folder / fold.file_name(member)
+        if not path.exists():
+            raise GnnpredError(f"{path} is missing: run `gnnpred evaluate --retrain` to train this fold")
+        model = StepTimeGNN(settings.train_of(member).model)
+        model.load_state_dict(load_file(path))
+        models.append(model.eval())
+    return models
+
+
+def blend_networks(values: Sequence[np.ndarray], shares: np.ndarray) -> np.ndarray:
+    """(n,) geometric mean of the networks' answers, m arrays (n,), by their shares (m,)."""
+    return np.exp(np.tensordot(shares, np.log(values), 1))
 
 
 def predict_fold(
@@ -446,10 +483,10 @@ def predict_fold(
     settings: RecipeSettings,
     folder: Path,
     *,
-    seeds: int,
+    members: Sequence[Member] | None = None,
     others: tuple[FlatRows, np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """(num_test,) ms: geometric mean of the fold's networks on its test rows.
+    """(num_test,) ms: geometric mean of the fold's networks, by default all of them, on its test rows.
 
     ``others`` are rows beside the corpus to predict instead: all of them, the chosen positions (e,), GPUs (e,).
     """
@@ -458,10 +495,7 @@ def predict_fold(
     if others:
         rows, row_idx, devices = others
     known = np.isin(devices, corpus.devices[fold.train_idx]).astype(np.float32)
-    logs = [
-        np.log(
-            predict_rows(load_weights(folder / fold.file_name(seed), settings.train), rows, row_idx, specs_known=known)
-        )
-        for seed in range(seeds)
-    ]
-    return np.exp(np.mean(logs, axis=0))
+    members = settings.members_of(fold.track) if members is None else members
+    models = load_networks(folder, fold, settings, members)
+    answers = [predict_rows(model, rows, row_idx, specs_known=known) for model in models]
+    return blend_networks(answers, settings.shares_of(members))

@@ -10,7 +10,7 @@ import torch
 from gnnpred.checkpoint import blend
 from gnnpred.features import SPEC_FEATURE_NAMES
 from gnnpred.metrics import summarise_errors
-from gnnpred.training.experiments import Corpus, Fold, RecipeSettings, load_weights
+from gnnpred.training.experiments import Corpus, Fold, RecipeSettings, blend_networks, load_networks
 from gnnpred.training.loop import OperatorRows
 from gnnpred.training.model import StepTimeGNN
 
@@ -146,10 +146,9 @@ def kernel_table(
         if not len(idx):
             continue
         if predict is None:
-            seeds = range(settings.seeds_of(fold.track))
-            models = [load_weights(folder / fold.file_name(seed), settings.train) for seed in seeds]
-            logs = [np.log(predict_kernels(model, corpus.operators, idx)) for model in models]
-            ours = np.exp(np.mean(logs, axis=0))
+            models = load_networks(folder, fold, settings)
+            shares = settings.shares_of(settings.members_of(fold.track))
+            ours = blend_networks([predict_kernels(model, corpus.operators, idx) for model in models], shares)
         else:
             ours = predict(fold, idx)
         trees = predict_kernel_trees(fit_kernel_trees(corpus.operators, training), corpus.operators, idx)

@@ -35,6 +35,14 @@ _HOST_FEATURES = [
 _PYTORCH_VERSION = GLOBAL_FEATURE_NAMES.index("pytorch_version")
 
 
+# What a neighbour sends: a linear view of its state; the same, scaled by a gate of both ends; the same, weighted among
+# the neighbours of one op by attention (as GATv2, Brody et al. 2022, with one head).
+LAYER_KINDS = ("linear", "gated", "attention")
+# Over the neighbours: their sum, their mean, the sum divided by the root of their number, their largest value.
+AGGREGATIONS = ("root", "mean", "sum", "max")
+_MAX_ATTENTION_LOGIT = 8.0  # bounded, so that the exponentials need no maximum taken off
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """Size of the network."""
@@ -42,6 +50,8 @@ class ModelSettings:
     width: int = 64
     message_width: int = 24
     num_layers: int = 2  # 0 = per-op network without messages
+    layer_kind: str = "linear"  # of LAYER_KINDS
+    aggregation: str = "root"  # of AGGREGATIONS; attention has weights of its own
     kind_embedding: int = 16
     dropout: float = 0.1  # on messages
     kind_dropout: float = 0.1  # share of ops whose kind embedding is hidden, so that unknown kinds work
@@ -79,20 +89,57 @@ class GraphBatch:
     host_copy_ms: Tensor  # (B,) float32
 
 
-class NeighbourMean(MessagePassing):
-    """Sum over neighbours divided by the root of their number."""
+class Neighbours(MessagePassing):
+    """What the neighbours of every op sum up to; without parameters, zeros for an op that has none."""
 
-    def __init__(self) -> None:
+    def __init__(self, aggregation: str) -> None:
         super().__init__(aggr="add")
+        self.aggregation = aggregation
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
         """(N, D), (2, E) -> (N, D)"""
-        ones = torch.ones(edges.shape[1], 1, dtype=x.dtype, device=x.device)
-        degree = torch.zeros(x.shape[0], 1, dtype=x.dtype, device=x.device).index_add(0, edges[1], ones)
-        return self.propagate(edges, x=x, size=(x.shape[0], x.shape[0])) / (degree + 1e-6).clamp(min=1.0).sqrt()
+        if self.aggregation == "max":
+            return _largest_by_target(x[edges[0]], edges[1], x.shape[0])
+        return self._scaled(self.propagate(edges, x=x, size=(x.shape[0], x.shape[0])), edges)
+
+    def of_edges(self, values: Tensor, edges: Tensor, num_nodes: int) -> Tensor:
+        """(E, D) values of the edges, (2, E) -> (N, D)"""
+        if self.aggregation == "max":
+            return _largest_by_target(values, edges[1], num_nodes)
+        return self._scaled(_sum_by_graph(values, edges[1], num_nodes), edges)
 
     def message(self, x_j: Tensor) -> Tensor:
         return x_j
+
+    def _scaled(self, total: Tensor, edges: Tensor) -> Tensor:
+        if self.aggregation == "sum":
+            return total
+        ones = torch.ones(edges.shape[1], 1, dtype=total.dtype, device=total.device)
+        degree = torch.zeros(total.shape[0], 1, dtype=total.dtype, device=total.device).index_add(0, edges[1], ones)
+        degree = (degree + 1e-6).clamp(min=1.0)
+        return total / (degree if self.aggregation == "mean" else degree.sqrt())
+
+
+class Exchange(nn.Module):
+    """Gated or attended messages along one direction of the edges."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.is_attention = settings.layer_kind == "attention"
+        self.of_source = nn.Linear(settings.width, settings.message_width)
+        self.of_target = nn.Linear(settings.width, settings.message_width)
+        self.score = nn.Linear(settings.message_width, 1, bias=False) if self.is_attention else None
+        self.neighbours = Neighbours("sum" if self.is_attention else settings.aggregation)
+
+    def forward(self, x: Tensor, sent: Tensor, edges: Tensor) -> Tensor:
+        """States (N, W), what each op sends (N, D), (2, E) -> (N, D)"""
+        both_ends = self.of_source(x)[edges[0]] + self.of_target(x)[edges[1]]
+        if self.score is None:
+            return self.neighbours.of_edges(sent[edges[0]] * torch.sigmoid(both_ends), edges, x.shape[0])
+        logit = _bounded(self.score(nn.functional.leaky_relu(both_ends, 0.2)), _MAX_ATTENTION_LOGIT)
+        weight = torch.exp(logit)  # (E, 1)
+        total = self.neighbours.of_edges(weight, edges, x.shape[0])
+        return self.neighbours.of_edges(sent[edges[0]] * weight, edges, x.shape[0]) / (total + 1e-9)
 
 
 class MessageLayer(nn.Module):
@@ -104,13 +151,21 @@ class MessageLayer(nn.Module):
         self.project_in = nn.Linear(settings.width, settings.message_width)
         self.project_out = nn.Linear(settings.width, settings.message_width)
         self.update = nn.Linear(settings.width + 2 * settings.message_width, settings.width)
-        self.neighbours = NeighbourMean()
+        self.is_linear = settings.layer_kind == "linear"
+        if self.is_linear:
+            self.neighbours = Neighbours(settings.aggregation)
+        else:
+            self.from_producers, self.from_consumers = Exchange(settings), Exchange(settings)
         self.dropout = settings.dropout
 
     def forward(self, h: Tensor, in_edges: Tensor, out_edges: Tensor) -> Tensor:
         x = self.norm(h)
-        from_producers = self.neighbours(self.project_in(x), in_edges)
-        from_consumers = self.neighbours(self.project_out(x), out_edges)
+        if self.is_linear:
+            from_producers = self.neighbours(self.project_in(x), in_edges)
+            from_consumers = self.neighbours(self.project_out(x), out_edges)
+        else:
+            from_producers = self.from_producers(x, self.project_in(x), in_edges)
+            from_consumers = self.from_consumers(x, self.project_out(x), out_edges)
         messages = torch.cat([from_producers, from_consumers], 1)
         if self.training and self.dropout > 0:
             # nn.Dropout draws its mask three times slower on a CPU, a tenth of the whole training time
@@ -219,6 +274,15 @@ class StepTimeGNN(nn.Module):
 def _bounded(log_value: Tensor, limit: float | Tensor) -> Tensor:
     """The value, bent smoothly into (-limit, limit)."""
     return limit * torch.tanh(log_value / limit)
+
+
+def _largest_by_target(values: Tensor, target_idx: Tensor, num_nodes: int) -> Tensor:
+    """(E, D), (E,) -> (N, D); 0 where nothing arrives."""
+    lowest = -1e9  # far below any message
+    found = values.new_full((num_nodes, values.shape[1]), lowest).scatter_reduce(
+        0, target_idx[:, None].expand(-1, values.shape[1]), values, "amax"
+    )
+    return torch.where(found > lowest, found, torch.zeros_like(found))
 
 
 def _sum_by_graph(values: Tensor, graph_idx: Tensor, num_graphs: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Recipe files: TOML with the fields of :class:`RecipeSettings`, checked field by field."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -8,8 +9,11 @@ from typing import Any, get_type_hints
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.files import read_table, require_known
 from gnnpred.training.experiments import RecipeSettings
+from gnnpred.training.model import AGGREGATIONS, LAYER_KINDS
 
-_SHARES = ("tree_weight", "hide_specs", "dropout", "kind_dropout", "hidden_dropout")
+_SHARES = ("tree_weight", "per_op_weight", "hide_specs", "dropout", "kind_dropout", "hidden_dropout")
+
+_CHOICES = {"layer_kind": LAYER_KINDS, "aggregation": AGGREGATIONS}
 
 
 def trainers_folder() -> Path:
@@ -36,13 +40,13 @@ def load_recipe(path: Path) -> RecipeSettings:
     return _build(RecipeSettings, read_table(path, "recipe", only_toml=True), where=str(path))
 
 
-def values_of(settings: RecipeSettings) -> dict[str, int | float | bool]:
+def values_of(settings: RecipeSettings) -> dict[str, int | float | bool | str]:
     """Every field by its dotted name, such as ``train.model.width``."""
     return _flat(settings, "")
 
 
-def _flat(settings: Any, prefix: str) -> dict[str, int | float | bool]:
-    values: dict[str, int | float | bool] = {}
+def _flat(settings: Any, prefix: str) -> dict[str, int | float | bool | str]:
+    values: dict[str, int | float | bool | str] = {}
     for field in fields(settings):
         value = getattr(settings, field.name)
         values |= _flat(value, f"{prefix}{field.name}.") if is_dataclass(value) else {prefix + field.name: value}
@@ -66,8 +70,7 @@ def recipe_text(settings: RecipeSettings, *, comment: str) -> str:
     tables: dict[str, list[str]] = {}
     for name, value in values_of(settings).items():
         table, _, key = name.rpartition(".")
-        text = str(value).lower() if isinstance(value, bool) else repr(value)
-        tables.setdefault(table, []).append(f"{key} = {text}")
+        tables.setdefault(table, []).append(f"{key} = {json.dumps(value)}")  # scalars are the same in TOML
     parts = ["\n".join(f"# {line}" for line in comment.splitlines())]
     parts += ["\n".join([f"[{table}]"] * bool(table) + lines) for table, lines in sorted(tables.items())]
     return "\n\n".join(parts) + "\n"
@@ -89,7 +92,10 @@ def _build(kind: type, content: dict[str, Any], *, where: str) -> Any:
             value = float(value)
         if type(value) is not expected:
             raise GnnpredError(f"{where}: {key} must be of type {expected.__name__}, got {value!r}")
-        if not isinstance(value, bool) and value < 0:
+        if isinstance(value, str):
+            if value not in _CHOICES[key]:
+                raise GnnpredError(f"{where}: {key} must be one of {', '.join(_CHOICES[key])}, got {value!r}")
+        elif not isinstance(value, bool) and value < 0:
             raise GnnpredError(f"{where}: {key} must not be negative, got {value!r}")
         if key in _SHARES and value > 1:
             raise GnnpredError(f"{where}: {key} must be at most 1, got {value!r}")

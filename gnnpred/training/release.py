@@ -35,11 +35,12 @@ _INPUT_NAMES = (
 
 
 class SingleGraphEnsemble(nn.Module):
-    """Members' answers for one graph, combined: geometric mean of step times, mean of op times."""
+    """Members' answers for one graph, combined by their shares: geometric mean of step times, mean of op times."""
 
-    def __init__(self, members: Sequence[StepTimeGNN]) -> None:
+    def __init__(self, members: Sequence[StepTimeGNN], shares: np.ndarray) -> None:
         super().__init__()
         self.members = nn.ModuleList(members)
+        self.shares = [float(share) for share in shares]
 
     def forward(
         self, node_features: Tensor, kind_idx: Tensor, physics_ms: Tensor, count: Tensor, in_edges: Tensor,
@@ -51,15 +52,15 @@ class SingleGraphEnsemble(nn.Module):
             specs_known, host_launches, host_copy_ms,
         )  # fmt: skip
         op_ms, log_step = [], []
-        for member in self.members:
+        for member, share in zip(self.members, self.shares, strict=True):
             member_op_ms, member_step_ms, _ = member(batch)
-            op_ms.append(member_op_ms)
-            log_step.append(torch.log(member_step_ms))
-        return torch.stack(op_ms).mean(0), torch.exp(torch.stack(log_step).mean(0))
+            op_ms.append(member_op_ms * share)
+            log_step.append(torch.log(member_step_ms) * share)
+        return torch.stack(op_ms).sum(0), torch.exp(torch.stack(log_step).sum(0))
 
 
-def export_onnx(members: Sequence[StepTimeGNN]) -> bytes:
-    """The ensemble as a self-contained ONNX file with dynamic node and edge counts."""
+def export_onnx(members: Sequence[StepTimeGNN], shares: np.ndarray) -> bytes:
+    """The ensemble as a self-contained ONNX file with dynamic node and edge counts; shares (m,) sum to 1."""
     num_nodes, num_edges = 5, 7
     example = (
         torch.zeros(num_nodes, len(NODE_FEATURE_NAMES)), torch.zeros(num_nodes, dtype=torch.int64),
@@ -70,7 +71,7 @@ def export_onnx(members: Sequence[StepTimeGNN]) -> bytes:
     nodes, in_count, out_count = (torch.export.Dim(name) for name in ("nodes", "in_edges_count", "out_edges_count"))
     shapes = ({0: nodes}, {0: nodes}, {0: nodes}, {0: nodes}, {1: in_count}, {1: out_count}, *[None] * 4)
     program = torch.onnx.export(
-        SingleGraphEnsemble(members).eval(), example, dynamo=True, opset_version=OPSET, verbose=False,
+        SingleGraphEnsemble(members, shares).eval(), example, dynamo=True, opset_version=OPSET, verbose=False,
         input_names=list(_INPUT_NAMES), output_names=["op_ms", "step_ms"], dynamic_shapes=shapes,
     )  # fmt: skip
     model = program.model_proto
@@ -91,6 +92,7 @@ def write_checkpoint(
     *,
     name: str,
     members: Sequence[StepTimeGNN],
+    shares: np.ndarray,
     trees: Any | None = None,
     tree_weight: float = 0.0,
     golden: Mapping[str, tuple[GraphArrays, bool]],
@@ -103,12 +105,13 @@ def write_checkpoint(
 ) -> None:
     """model.onnx, trees.onnx, card.json and golden.json, each through a temporary file.
 
+    ``shares`` (m,) are the members' in the geometric mean of step times and sum to 1.
     ``trees`` is the regressor of :func:`gnnpred.training.trees.fit_trees`. The golden answers are torch's and
     scikit-learn's, so that loading also checks onnxruntime against both. ``device_rows`` are whole-step training rows
     by GPU, 0 for one with inference rows alone; ``intervals`` is what :func:`gnnpred.intervals.interval_models` reads.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    model_bytes = export_onnx(members)
+    model_bytes = export_onnx(members, shares)
     trees_bytes = export_trees(trees) if trees is not None else b""
     content = {
         "name": name,
@@ -131,7 +134,7 @@ def write_checkpoint(
     checkpoint = Checkpoint(CheckpointCard.from_json(content), model_bytes, trees_bytes)
     examples = []
     for example_name, (arrays, known) in golden.items():
-        step_ms = _torch_step_ms(members, arrays, known=known)
+        step_ms = _torch_step_ms(members, shares, arrays, known=known)
         if trees is not None:
             row = FlatRows.from_arrays([arrays])
             trees_ms = float(np.exp(trees.predict(summed_features(row))[0]) * roofline_of(row)[0])
@@ -151,10 +154,10 @@ def write_checkpoint(
     _replace(folder / "card.json", (json.dumps(content, indent=1) + "\n").encode())
 
 
-def _torch_step_ms(members: Sequence[StepTimeGNN], arrays: GraphArrays, *, known: bool) -> float:
+def _torch_step_ms(members: Sequence[StepTimeGNN], shares: np.ndarray, arrays: GraphArrays, *, known: bool) -> float:
     batch = FlatRows.from_arrays([arrays]).batch(np.array([0]), specs_known=np.array([float(known)]))
     with torch.no_grad():
-        return float(np.exp(np.mean([float(torch.log(member(batch)[1])) for member in members])))
+        return float(np.exp(np.dot(shares, [float(torch.log(member(batch)[1])) for member in members])))
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -30,9 +30,9 @@ class Parameter:
     high: float = 0.0
     log: bool = False
     step: int = 1
-    choices: tuple[int | float | bool, ...] = ()
+    choices: tuple[int | float | bool | str, ...] = ()
 
-    def admits(self, value: int | float | bool) -> bool:
+    def admits(self, value: int | float | bool | str) -> bool:
         """Whether a trial may have this value."""
         if self.kind == "categorical":
             return any(type(choice) is type(value) and choice == value for choice in self.choices)
@@ -70,7 +70,7 @@ class SearchSpace:
     def digest(self) -> str:
         return json_digest(asdict(self))
 
-    def defaults(self, recipe: RecipeSettings) -> dict[str, int | float | bool]:
+    def defaults(self, recipe: RecipeSettings) -> dict[str, int | float | bool | str]:
         """The recipe's own values of the parameters."""
         values = values_of(recipe)
         return {parameter.name: values[parameter.name] for parameter in self.parameters}
@@ -164,7 +164,7 @@ def _choices(choices: Any, field_type: type, *, where: str) -> tuple:
 def _range(name: str, table: Mapping[str, Any], field_type: type, *, where: str) -> Parameter:
     kind = {"float": float, "int": int}[table["kind"]]
     if field_type is not kind:
-        right = "categorical" if field_type is bool else field_type.__name__
+        right = "categorical" if field_type in (bool, str) else field_type.__name__
         raise GnnpredError(f"{where}: kind must be {right}, the field's type, got {table['kind']}")
     bounds = {}
     for key in ("low", "high"):

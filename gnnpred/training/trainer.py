@@ -20,11 +20,12 @@ from gnnpred.training.evaluate import TRACKS, TrackResult, require_networks, run
 from gnnpred.training.experiments import (
     Corpus,
     Fold,
+    Member,
     Progress,
     RecipeSettings,
     folds_of,
     load_encoded_corpus,
-    load_weights,
+    load_networks,
     train_folds,
 )
 from gnnpred.training.extra_rows import NEUSIGHT, load_extra_rows
@@ -47,18 +48,19 @@ def _silent(what: str, done: int, total: int) -> None:
     pass
 
 
-def _jobs(folds: Sequence[Fold], seeds: int) -> list[tuple[Fold, int]]:
-    return [(fold, seed) for seed in range(seeds) for fold in folds]
+def _jobs(folds: Sequence[Fold], settings: RecipeSettings) -> list[tuple[Fold, Member]]:
+    track = folds[0].track if folds else ""
+    return [(fold, member) for member in settings.members_of(track) for fold in folds]
 
 
 def _train(
-    corpus: Corpus, jobs: list[tuple[Fold, int]], settings: RecipeSettings, folder: Path, workers: int, what: str,
+    corpus: Corpus, jobs: list[tuple[Fold, Member]], settings: RecipeSettings, folder: Path, workers: int, what: str,
     on_progress: Progress,
 ) -> None:  # fmt: skip
     done = 0
     on_progress(what, 0, len(jobs))
 
-    def count(fold: Fold, seed: int) -> None:
+    def count(fold: Fold, member: Member) -> None:
         nonlocal done
         done += 1
         on_progress(what, done, len(jobs))
@@ -93,8 +95,8 @@ def train_checkpoint(
     corpus = load_encoded_corpus(datasets, settings, work, num_workers, on_progress, with_blind=False)
     (fold,) = folds_of(corpus, "final")
     folder = work / f"{name}-{_settings_digest(settings)}"
-    _train(corpus, _jobs([fold], settings.seeds), settings, folder, num_workers, "networks", on_progress)
-    members = [load_weights(folder / fold.file_name(seed), settings.train) for seed in range(settings.seeds)]
+    _train(corpus, _jobs([fold], settings), settings, folder, num_workers, "networks", on_progress)
+    members = load_networks(folder, fold, settings)
     on_progress("boosted trees", 0, 1)
     log_ratio = np.log(corpus.target_ms / roofline_of(corpus.aware))
     trees = fit_trees(summed_features(corpus.aware), log_ratio, fold.train_idx)
@@ -110,6 +112,7 @@ def train_checkpoint(
         out,
         name=name,
         members=members,
+        shares=settings.shares_of(settings.members_of(fold.track)),
         trees=trees,
         tree_weight=settings.tree_weight,
         golden=_golden(corpus),
@@ -183,7 +186,7 @@ def evaluate_recipe(
             if is_asked and file.stat().st_mtime < began:  # newer ones are this retraining's, killed and resumed
                 file.unlink()
         for track in tracks or TRACKS:
-            jobs = _jobs(list(folds_of(corpus, track)), settings.seeds_of(track))
+            jobs = _jobs(list(folds_of(corpus, track)), settings)
             _train(corpus, jobs, settings, folds, num_workers, f"networks, {track}", on_progress)
         _started_file(folds, settings).unlink(missing_ok=True)
     all_rows = load_rows(datasets)
@@ -211,7 +214,8 @@ def evaluate_recipe(
             extra=extra if track in EXTRA_TRACKS else None, on_fold=count,
         )  # fmt: skip
     table = results_table(results, corpus, name=name, all_rows=all_rows, extra=extra)
-    table["networks"] = {"shipped": settings.seeds, **{track: settings.seeds_of(track) for track in results}}
+    num_networks = {track: len(settings.members_of(track)) for track in ("final", *results)}
+    table["networks"] = {"shipped": num_networks.pop("final"), **num_networks}
     if "device" in results:
         table["kernels"] = kernel_table(corpus, list(folds_of(corpus, "device")), settings, folds)
     if tracks is None or "family" in results:

@@ -18,11 +18,22 @@ from optuna.trial import Trial
 from gnnpred.checkpoint import blend
 from gnnpred.errors import UsageError
 from gnnpred.metrics import summarise_errors
-from gnnpred.training.experiments import Corpus, Fold, Progress, RecipeSettings, fit_fold, partners_of, row_weights
+from gnnpred.training.experiments import (
+    Corpus,
+    Fold,
+    Progress,
+    RecipeSettings,
+    blend_networks,
+    fit_fold,
+    partners_of,
+    row_weights,
+)
 from gnnpred.training.loop import predict_rows
 from gnnpred.training.recipe import with_values
 from gnnpred.training.search_space import Parameter, SearchSpace, Stage
 from gnnpred.training.trees import fit_trees, roofline_of, summed_features
+
+MAX_ENSEMBLE = 1000  # seeds of two repeats do not meet
 
 
 def inner_folds(corpus: Corpus, test_fold: int) -> list[Fold]:
@@ -96,10 +107,8 @@ class Objective:
         trial.set_user_attr("fold_errors_pct", {fold.name: e for fold, e in zip(self.folds, errors, strict=True)})
         return float(np.mean(errors))
 
-    def error_pct(
-        self, settings: RecipeSettings, fold: Fold, *, rows_share: float = 1.0, seeds: Sequence[int] | None = None
-    ) -> float:
-        """MAPE of networks and trees together on the fold's test rows; raises DivergedError."""
+    def error_pct(self, settings: RecipeSettings, fold: Fold, *, rows_share: float = 1.0, first_seed: int = 0) -> float:
+        """MAPE of networks (seeds from ``first_seed`` on) and trees on the fold's test rows; raises DivergedError."""
         corpus = self.corpus
         epochs = settings.train.epochs
         weights = row_weights(corpus, settings)
@@ -115,13 +124,16 @@ class Objective:
             kept = np.random.default_rng(0).permutation(len(fold.train_idx))
             kept = np.sort(kept[: max(settings.train.graphs_per_batch, round(len(kept) * rows_share))])
             trained = replace(fold, train_idx=fold.train_idx[kept])
-        logs = []
-        for seed in range(settings.fold_seeds) if seeds is None else seeds:
+        members = settings.members_of("family")
+        answers = []
+        for member in members:
+            shifted = replace(member, seed=member.seed + first_seed)
             model = fit_fold(
-                corpus, trained, settings, seed, weights=weights, partner_idx=self._partner_idx, on_epoch=on_epoch
+                corpus, trained, settings, shifted, weights=weights, partner_idx=self._partner_idx, on_epoch=on_epoch
             )
-            logs.append(np.log(predict_rows(model, corpus.aware, fold.test_idx, specs_known=known)))
-        predicted_ms = blend(np.exp(np.mean(logs, axis=0)), self._trees(fold), settings.tree_weight)
+            answers.append(predict_rows(model, corpus.aware, fold.test_idx, specs_known=known))
+        networks_ms = blend_networks(answers, settings.shares_of(members))
+        predicted_ms = blend(networks_ms, self._trees(fold), settings.tree_weight)
         error_pct = summarise_errors(predicted_ms, corpus.target_ms[fold.test_idx]).mape_pct
         if not math.isfinite(error_pct):
             raise DivergedError
@@ -165,6 +177,6 @@ def untouched_errors(
     on_progress(what, 0, num_seeds * len(recipes))
     for seed in range(num_seeds):
         for name, settings in recipes.items():
-            errors[name].append(objective.error_pct(settings, fold, seeds=[seed]))
+            errors[name].append(objective.error_pct(settings, fold, first_seed=seed * MAX_ENSEMBLE))
             on_progress(what, sum(map(len, errors.values())), num_seeds * len(recipes))
     return errors

@@ -214,4 +214,6 @@ def storage_errors(storage: str) -> Iterator[None]:
 def shown_storage(storage: str) -> str:
     """The storage without its password."""
     journal = journal_path(storage)
-    return f"{JOURNAL_PREFIX}{journal}" if journal else sqlalchemy.make_url(storage).render_as_string(hide_password=True)
+    return (
+        f"{JOURNAL_PREFIX}{journal}" if journal else sqlalchemy.make_url(storage).render_as_string(hide_password=True)
+    )

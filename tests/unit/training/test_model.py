@@ -18,9 +18,10 @@ from gnnpred.intervals import KNOWN_DEVICE, IntervalModel  # noqa: E402
 from gnnpred.job import JobSpec, Phase, Precision  # noqa: E402
 from gnnpred.passes.step import complete_step, lower_forward  # noqa: E402
 from gnnpred.training.data import FlatRows  # noqa: E402
+from gnnpred.training.experiments import blend_networks  # noqa: E402
 from gnnpred.training.loop import TrainSettings, predict_rows, train_model  # noqa: E402
-from gnnpred.training.model import ModelSettings, StepTimeGNN  # noqa: E402
-from gnnpred.training.release import write_checkpoint  # noqa: E402
+from gnnpred.training.model import AGGREGATIONS, LAYER_KINDS, ModelSettings, Neighbours, StepTimeGNN  # noqa: E402
+from gnnpred.training.release import export_onnx, write_checkpoint  # noqa: E402
 from gnnpred.training.trees import export_trees, fit_trees, roofline_of, summed_features  # noqa: E402
 from tests.helpers.graphs import tiny_cnn  # noqa: E402
 
@@ -95,6 +96,53 @@ def test_messages_reach_the_answer(rows):
     assert predict_rows(model, cut, index, specs_known=_ones(rows.num_rows)) != pytest.approx(with_messages, rel=1e-3)
 
 
+LAYERS = [(kind, aggregation) for kind in LAYER_KINDS for aggregation in AGGREGATIONS]
+
+
+@pytest.mark.parametrize(("layer_kind", "aggregation"), LAYERS)
+def test_every_kind_of_layer_learns_from_neighbours_alone_and_batches_alike(rows, layer_kind, aggregation):
+    model = _model(layer_kind=layer_kind, aggregation=aggregation, dropout=0.0)
+    index = np.arange(0, rows.num_rows, 5)
+    together = predict_rows(model, rows, index, specs_known=_ones(len(index)))
+    alone = [predict_rows(model, rows, np.array([i]), specs_known=_ones(1))[0] for i in index]
+    assert together == pytest.approx(alone, rel=1e-4)
+    model.train()
+    model(rows.batch(index, specs_known=_ones(len(index))))[1].sum().backward()
+    for name, parameter in model.layers.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+
+
+def test_aggregations_are_what_they_are_called():
+    x = torch.tensor([[1.0], [2.0], [4.0], [-3.0]])
+    edges = torch.tensor([[0, 1, 2, 3], [0, 0, 0, 1]])  # three neighbours of op 0, one of op 1, none of the others
+    expected = {"sum": [7, -3, 0, 0], "mean": [7 / 3, -3, 0, 0], "root": [7 / 3**0.5, -3, 0, 0], "max": [4, -3, 0, 0]}
+    assert set(expected) == set(AGGREGATIONS)
+    for aggregation, values in expected.items():
+        neighbours = Neighbours(aggregation)
+        assert neighbours(x, edges)[:, 0].tolist() == pytest.approx(values, rel=1e-5)
+        assert neighbours.of_edges(x[edges[0]], edges, 4)[:, 0].tolist() == pytest.approx(values, rel=1e-5)
+
+
+@pytest.mark.parametrize(("layer_kind", "aggregation"), [("gated", "max"), ("gated", "mean"), ("attention", "root")])
+def test_every_kind_of_layer_runs_the_same_in_onnxruntime(rows, layer_kind, aggregation):
+    members = [_model(layer_kind=layer_kind, aggregation=aggregation), _model(num_layers=0)]
+    shares = np.array([0.6, 0.4])
+    session = onnxruntime.InferenceSession(export_onnx(members, shares))
+    for row in (0, rows.num_rows - 1):
+        arrays = rows.arrays_of(row)
+        given = {
+            "node_features": arrays.node_features, "kind_idx": arrays.kind_idx, "physics_ms": arrays.physics_ms,
+            "count": arrays.count, "in_edges": arrays.in_edges, "out_edges": arrays.out_edges,
+            "globals": arrays.globals[None], "specs_known": _ones(1),
+            "host_launches": np.float32([arrays.host_launches]), "host_copy_ms": np.float32([arrays.host_copy_ms]),
+        }  # fmt: skip
+        wanted = {one.name for one in session.get_inputs()}
+        (step_ms,) = session.run(["step_ms"], {name: value for name, value in given.items() if name in wanted})
+        answers = [predict_rows(member, rows, np.array([row]), specs_known=_ones(1)) for member in members]
+        assert step_ms == pytest.approx(blend_networks(answers, shares), rel=1e-4)
+
+
 def test_training_overfits_a_tiny_set(rows):
     rng = np.random.default_rng(0)
     physics = np.add.reduceat(rows.physics_ms.sum(1) * rows.count, rows.node_start[:-1])
@@ -154,8 +202,8 @@ def _trees(rows: FlatRows):
 def checkpoint_folder(rows, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
     write_checkpoint(
-        folder, name="tiny", members=[_model(0), _model(1)], trees=_trees(rows), tree_weight=0.4,
-        golden={"first": (rows.arrays_of(0), True)},
+        folder, name="tiny", members=[_model(0), _model(1)], shares=np.array([0.3, 0.7]), trees=_trees(rows),
+        tree_weight=0.4, golden={"first": (rows.arrays_of(0), True)},
         known_kinds=["conv", "relu", "reduce_mean", "linear"], device_rows=dict.fromkeys(DEVICES, 500),
         global_ranges={"log_batch": (0, 5), "log_physics_ms": (-9, 9), "log_launches": (0, 9)},
         intervals={KNOWN_DEVICE: IntervalModel.constant(-0.2, 0.3).as_dict()}, default_framework_version="2.1",
@@ -171,7 +219,8 @@ def test_the_exported_checkpoint_equals_torch_and_scikit_learn_on_every_row(rows
     index = np.arange(rows.num_rows)
     logs = [np.log(predict_rows(m, rows, index, specs_known=_ones(rows.num_rows))) for m in members]
     trees_ms = roofline_of(rows) * np.exp(_trees(rows).predict(summed_features(rows)))
-    gnn_ms = np.exp(np.mean(logs, axis=0))
+    gnn_ms = np.exp(0.3 * logs[0] + 0.7 * logs[1])
+    assert np.abs(logs[1] - logs[0]).max() > 0.05
     assert np.abs(np.log(trees_ms / gnn_ms)).max() > 0.1  # the blend is not trivial
     expected = gnn_ms**0.6 * trees_ms**0.4
     got = []
@@ -230,7 +279,8 @@ def test_exported_trees_take_the_branches_of_scikit_learn_on_their_thresholds(ro
 def test_a_checkpoint_without_trees_answers_with_the_networks_alone(rows, checkpoint_folder, tmp_path):
     card = load_checkpoint(checkpoint_folder).card
     write_checkpoint(
-        tmp_path / "plain", name="plain", members=[_model(0)], golden={"first": (rows.arrays_of(0), True)},
+        tmp_path / "plain", name="plain", members=[_model(0)], shares=np.ones(1),
+        golden={"first": (rows.arrays_of(0), True)},
         known_kinds=card.known_kinds, device_rows=card.known_devices.rows_by_device,
         global_ranges=card.global_ranges, intervals={k: model.as_dict() for k, model in card.intervals.items()},
         default_framework_version="2.1", details={},

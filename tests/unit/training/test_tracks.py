@@ -11,7 +11,7 @@ from gnnpred.intervals import INTERVAL_FEATURES
 from gnnpred.job import Phase
 from gnnpred.training.calibration_scores import calibration_table, inference_table
 from gnnpred.training.error_table import neusight_points
-from gnnpred.training.experiments import NEUSIGHT_DEVICES, folds_of
+from gnnpred.training.experiments import NEUSIGHT_DEVICES, Member, RecipeSettings, blend_networks, folds_of
 from gnnpred.training.extra_rows import ExtraRows, choose_extra_rows, software_key
 from gnnpred.training.goals import goals
 from gnnpred.training.intervals import cross_conformal_bounds, features_of, fit_intervals
@@ -40,7 +40,8 @@ def test_the_neusight_fold_sees_nothing_of_the_gpus_and_tests_their_points_alone
     assert [corpus.rows[i].row_id for i in fold.test_idx] == ["h", "l"]
     assert [corpus.rows[i].row_id for i in fold.train_idx] == ["v", "r"]
     assert set(fold.hidden_devices) == set(NEUSIGHT_DEVICES)
-    assert fold.file_name(0) == "neusight-all-s0.safetensors"
+    assert fold.file_name(Member(0)) == "neusight-all-s0.safetensors"
+    assert fold.file_name(Member(1, is_per_op=True)) == "neusight-all-p1.safetensors"
     assert not list(folds_of(corpus_of(_neusight_rows()[5:], fold_by_family=FOLDS), "neusight"))
 
 
@@ -190,3 +191,19 @@ def test_the_launch_bound_limit_is_never_below_balance(gpu_errors):
     corpus, _ = gpu_errors
     limit = training_ranges(corpus, np.arange(len(corpus.rows)))["log_host_to_gpu"][1]
     assert limit >= 0
+
+
+def test_networks_without_messages_join_every_ensemble_but_the_blind_ones():
+    settings = RecipeSettings(seeds=3, fold_seeds=1, device_seeds=2, per_op_seeds=2, per_op_weight=0.6)
+    per_op = (Member(0, is_per_op=True), Member(1, is_per_op=True))
+    assert settings.members_of("family") == (Member(0), *per_op)
+    assert settings.members_of("device") == (Member(0), Member(1), *per_op)
+    assert settings.members_of("blind") == (Member(0), Member(1))
+    members = settings.members_of("final")
+    assert settings.shares_of(members) == pytest.approx([0.4 / 3] * 3 + [0.3] * 2)
+    assert settings.shares_of(members[:3]) == pytest.approx([1 / 3] * 3)
+    assert settings.shares_of(members[3:]) == pytest.approx([0.5] * 2)
+    assert settings.train_of(members[0]) == settings.train
+    assert settings.train_of(members[-1]).model.num_layers == 0
+    answers = [np.array([1.0, 2.0]), np.array([4.0, 8.0])]
+    assert blend_networks(answers, np.array([0.5, 0.5])) == pytest.approx([2.0, 4.0])

@@ -9,7 +9,7 @@ pytest.importorskip("optuna")
 import optuna
 
 from gnnpred.errors import UsageError
-from gnnpred.training.experiments import RecipeSettings, fit_fold, load_encoded_corpus, partners_of, row_weights
+from gnnpred.training.experiments import Member, RecipeSettings, fit_fold, load_encoded_corpus, partners_of, row_weights
 from gnnpred.training.loop import TrainSettings, predict_rows
 from gnnpred.training.model import ModelSettings
 from gnnpred.training.search_space import Parameter, SearchSpace, Stage
@@ -88,7 +88,7 @@ def test_the_trial_of_the_defaults_trains_the_networks_of_the_recipe(corpus):
     objective = Objective(corpus, RECIPE, SPACE, silent)
     expected = []
     for fold in objective.folds:
-        model = fit_fold(corpus, fold, RECIPE, 0, weights=weights, partner_idx=partner_idx)
+        model = fit_fold(corpus, fold, RECIPE, Member(0), weights=weights, partner_idx=partner_idx)
         gnn_ms = predict_rows(model, corpus.aware, fold.test_idx, specs_known=np.ones(len(fold.test_idx)))
         trees_ms = objective._trees(fold)
         predicted_ms = np.exp(0.7 * np.log(gnn_ms) + 0.3 * np.log(trees_ms))
