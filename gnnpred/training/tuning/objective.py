@@ -2,13 +2,14 @@
 
 The families of one fold of ``splits/family.json`` are set aside: no trial trains on them or is scored on them, so that
 they can tell afterwards whether the tuned recipe is better or was merely fitted to the study. The other folds are the
-inner folds: a trial holds each of them out in turn, and its value is the mean over them of the MAPE of what ships,
-networks and trees together.
+inner folds: a trial holds each of them out in turn, and its error is the mean over them of the MAPE of what ships,
+networks and trees together. A study of several objectives adds what that ensemble costs.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import optuna
@@ -32,8 +33,19 @@ from gnnpred.training.loop import predict_rows
 from gnnpred.training.recipe import with_values
 from gnnpred.training.search_space import Parameter, SearchSpace, Stage
 from gnnpred.training.trees import fit_trees, roofline_of, summed_features
+from gnnpred.training.tuning.costs import (
+    ERROR,
+    LATENCY,
+    LATENCY_RATIO,
+    NETWORKS,
+    SIZE,
+    SIZE_BYTES,
+    CostMeter,
+)
+from gnnpred.training.tuning.pruning import is_hopeless, report
 
 MAX_ENSEMBLE = 1000  # seeds of two repeats do not meet
+FOLDS_PROGRESS = "folds of the running trial"
 
 
 def inner_folds(corpus: Corpus, test_fold: int) -> list[Fold]:
@@ -69,43 +81,71 @@ def stage_settings(settings: RecipeSettings, stage: Stage) -> RecipeSettings:
 
 
 class Objective:
-    """The value of a trial: mean error over the inner folds, after every stage of the schedule."""
+    """The value of a trial: mean error over the inner folds, after every stage of the schedule, and costs."""
 
-    def __init__(self, corpus: Corpus, recipe: RecipeSettings, space: SearchSpace, on_progress: Progress) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        recipe: RecipeSettings,
+        space: SearchSpace,
+        on_progress: Progress,
+        objectives: Sequence[str] = (ERROR,),
+    ) -> None:
         torch.set_num_threads(1)  # figures of a seed depend on it
-        self.corpus, self.recipe, self.space = corpus, recipe, space
+        self.corpus, self.recipe, self.space, self.objectives = corpus, recipe, space, tuple(objectives)
         self.folds = inner_folds(corpus, space.test_fold)
         self.on_progress = on_progress
         self._partner_idx = partners_of(corpus.rows)
         self._features = summed_features(corpus.aware)
         self._roofline_ms = roofline_of(corpus.aware)
         self._trees_ms: dict[tuple[str, str], np.ndarray] = {}
+        self._cost_meter: CostMeter | None = None
 
     @property
     def num_steps(self) -> int:
         return len(self.folds) * len(self.space.stages)
 
-    def __call__(self, trial: Trial) -> float:
+    def __call__(self, trial: Trial) -> float | tuple[float, ...]:
+        """The error in per cent; with other objectives the values in their order."""
         settings = with_values(self.recipe, suggest(trial, self.space.parameters), where=f"trial {trial.number}")
+        costs = self._costs(trial, settings)
         errors: list[float] = []
         step = 0
         for stage in self.space.stages:
             errors = []
             for fold in self.folds:
-                self.on_progress("folds of the running trial", step, self.num_steps)
+                self.on_progress(FOLDS_PROGRESS, step, self.num_steps)
                 try:
                     error_pct = self.error_pct(stage_settings(settings, stage), fold, rows_share=stage.rows)
                 except DivergedError as error:
                     trial.set_user_attr("diverged", True)
                     raise optuna.TrialPruned from error
                 errors.append(error_pct)
-                trial.report(float(np.mean(errors)), step)
+                report(trial, float(np.mean(errors)), step)
                 step += 1
-                if step < self.num_steps and trial.should_prune():
+                if step < self.num_steps and is_hopeless(trial):
                     raise optuna.TrialPruned
-        self.on_progress("folds of the running trial", step, self.num_steps)
+        self.on_progress(FOLDS_PROGRESS, step, self.num_steps)
         trial.set_user_attr("fold_errors_pct", {fold.name: e for fold, e in zip(self.folds, errors, strict=True)})
-        return float(np.mean(errors))
+        error_pct = float(np.mean(errors))
+        return (error_pct, *costs.values()) if costs else error_pct
+
+    def _costs(self, trial: Trial, settings: RecipeSettings) -> dict[str, float]:
+        """The costs among the objectives, in their order, kept as user attributes of the trial."""
+        if self.objectives == (ERROR,):
+            return {}
+        if self._cost_meter is None:
+            self._cost_meter = CostMeter(self.corpus, self.recipe, self._fit_trees(self.folds[0]))
+        known_ratios = None
+        if LATENCY in self.objectives:
+            earlier = [other.user_attrs for other in trial.study.get_trials(deepcopy=False)]
+            known_ratios = {each[NETWORKS]: each[LATENCY_RATIO] for each in earlier if LATENCY_RATIO in each}
+        measured = self._cost_meter.costs_of(settings, known_ratios)
+        by_objective = {LATENCY: (LATENCY_RATIO, measured.latency_ratio), SIZE: (SIZE_BYTES, measured.size_bytes)}
+        costs = dict(by_objective[name] for name in self.objectives if name != ERROR)
+        for name, value in ((NETWORKS, measured.networks), *costs.items()):
+            trial.set_user_attr(name, value)
+        return costs
 
     def error_pct(self, settings: RecipeSettings, fold: Fold, *, rows_share: float = 1.0, first_seed: int = 0) -> float:
         """MAPE of networks (seeds from ``first_seed`` on) and trees on the fold's test rows; raises DivergedError."""
@@ -143,11 +183,14 @@ class Objective:
         """(num_test,) ms by the boosted trees, which no parameter changes: fitted once per fold."""
         key = fold.track, fold.name
         if key not in self._trees_ms:
-            log_ratio = np.log(self.corpus.target_ms / self._roofline_ms)
-            trees = fit_trees(self._features, log_ratio, fold.train_idx)
+            trees = self._fit_trees(fold)
             own = self._features[fold.test_idx]
             self._trees_ms[key] = np.exp(trees.predict(own)) * self._roofline_ms[fold.test_idx]
         return self._trees_ms[key]
+
+    def _fit_trees(self, fold: Fold) -> Any:
+        log_ratio = np.log(self.corpus.target_ms / self._roofline_ms)
+        return fit_trees(self._features, log_ratio, fold.train_idx)
 
 
 class DivergedError(Exception):

@@ -203,7 +203,8 @@ def storage_errors(storage: str) -> Iterator[None]:
         raise UsageError(f"no driver for the storage {shown_storage(storage)}: it needs {wanted}") from error
     except sqlalchemy.exc.ArgumentError as error:
         raise UsageError(
-            "--storage is not a database URL: write sqlite:///FILE, postgresql://USER:PASSWORD@HOST/NAME or journal:FILE"
+            "--storage is not a database URL or a journal: write sqlite:///FILE, postgresql://USER:PASSWORD@HOST/NAME "
+            "or journal:FILE"
         ) from error
     except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
@@ -214,6 +215,6 @@ def storage_errors(storage: str) -> Iterator[None]:
 def shown_storage(storage: str) -> str:
     """The storage without its password."""
     journal = journal_path(storage)
-    return (
-        f"{JOURNAL_PREFIX}{journal}" if journal else sqlalchemy.make_url(storage).render_as_string(hide_password=True)
-    )
+    if journal:
+        return f"{JOURNAL_PREFIX}{journal}"
+    return sqlalchemy.make_url(storage).render_as_string(hide_password=True)
