@@ -16,6 +16,8 @@ pytest.importorskip("torch_geometric")
 pytest.importorskip("optuna")
 
 import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from gnnpred.training.recipe import find_recipe, load_recipe
 from tests.helpers.tiny_corpus import write_tiny_corpus
@@ -115,7 +117,15 @@ sys.exit(run(sys.argv[2:]))
 """
 
 
-def test_a_killed_worker_loses_its_running_trial_alone_and_that_is_run_again(arguments, tmp_path):
+def plain_storage(text: str) -> str | JournalStorage:
+    """The storage as Optuna's own tools open it."""
+    file = text.removeprefix("journal:")
+    return text if file == text else JournalStorage(JournalFileBackend(file))
+
+
+@pytest.mark.parametrize("kind", ["sqlite:///", "journal:"])
+def test_a_killed_worker_loses_its_running_trial_alone_and_that_is_run_again(arguments, tmp_path, kind):
+    arguments = [*arguments[:-1], f"{kind}{tmp_path / 'study'}"]
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     environment = {
@@ -128,14 +138,14 @@ def test_a_killed_worker_loses_its_running_trial_alone_and_that_is_run_again(arg
         assert worker.stdout.readline() == b"second trial\n", worker.stderr.read()
         worker.send_signal(signal.SIGKILL)
     storage = arguments[arguments.index("--storage") + 1]
-    kept, killed = optuna.load_study(study_name="smoke", storage=storage).trials
+    kept, killed = optuna.load_study(study_name="smoke", storage=plain_storage(storage)).trials
     assert kept.state is optuna.trial.TrialState.COMPLETE
     assert killed.state is optuna.trial.TrialState.RUNNING
     time.sleep(3)
     command[2] = "plain"
     resumed = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert resumed.returncode == 0, resumed.stderr
-    trials = optuna.load_study(study_name="smoke", storage=storage).trials
+    trials = optuna.load_study(study_name="smoke", storage=plain_storage(storage)).trials
     assert trials[0].value == kept.value
     assert trials[1].state is optuna.trial.TrialState.FAIL
     (again,) = [trial for trial in trials if trial.user_attrs.get("retry_of") == 1]
@@ -182,7 +192,9 @@ def free_port() -> int:
     ("storage", "code", "text"),
     [
         ("sqlite:////no/such/folder/study.db", 1, "unable to open database file"),
-        ("study.db", 2, "not a database URL"),
+        ("study.db", 2, "not a database URL or a journal"),
+        ("journal:/no/such/folder/study.log", 1, "/no/such/folder/study.log cannot be used: No such file"),
+        ("journal:", 2, "names no file"),
         (
             "mssql+pymssql://me:secret@host/name",
             2,

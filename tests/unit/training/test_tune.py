@@ -1,5 +1,7 @@
 """What a trial is compared on, and when it is pruned."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ from gnnpred.training.tuning import objective as objectives
 from gnnpred.training.tuning.objective import Objective, inner_folds, outer_fold, stage_settings, suggest
 from gnnpred.training.tuning.pruning import BestShare
 from gnnpred.training.tuning.storage import MAX_RETRIES, retry
-from gnnpred.training.tuning.study import SeededByTrial, run_trials
+from gnnpred.training.tuning.study import Search, SeededByTrial, run_one_trial, run_trials
 from tests.helpers.tiny_corpus import FAMILIES, write_tiny_corpus
 
 pytestmark = pytest.mark.train
@@ -32,6 +34,10 @@ SPACE = SearchSpace(
     parameters=(Parameter(name="train.learning_rate", kind="float", low=1e-3, high=1e-2, log=True),),
     test_fold=1, seed=0, startup_trials=2, keep_share=0.5, stages=(Stage(rows=0.5, epochs=0.5), FULL),
 )  # fmt: skip
+
+SEARCH = Search(
+    recipe=RECIPE, space=SPACE, objectives=("error",), datasets=Path(), work=Path(), storage="sqlite://", study_name="s"
+)
 
 
 def silent(what, done, total):
@@ -182,9 +188,36 @@ def test_an_interrupted_trial_is_queued_again():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_trials(study, Interrupted(), SPACE, 3, silent)
+        run_trials(study, Interrupted(), SEARCH, 3, silent)
     failed, queued = study.trials
     assert failed.state is optuna.trial.TrialState.FAIL
     assert queued.state is optuna.trial.TrialState.WAITING
     trial = study.ask()
     assert suggest(trial, SPACE.parameters) == SPACE.defaults(RECIPE)
+
+
+def test_a_trial_that_others_have_given_up_ends_and_the_next_one_runs():
+    study = optuna.create_study()
+
+    class Suspended:
+        folds = (1, 2)
+
+        def __call__(self, trial):
+            suggest(trial, SPACE.parameters)
+            if trial.number == 0:  # another worker saw no sign of this one for too long
+                study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            return 1.0
+
+    run_trials(study, Suspended(), SEARCH, 1, silent)
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
+
+
+def test_an_error_of_the_objective_is_not_taken_for_a_trial_given_up():
+    class Wrong:
+        folds = (1, 2)
+
+        def __call__(self, trial):
+            raise ValueError("of our own")
+
+    with pytest.raises(ValueError, match="of our own"):
+        run_one_trial(optuna.create_study(), Wrong(), SEARCH)
