@@ -102,11 +102,12 @@ def test_an_interrupt_keeps_what_is_finished_and_leaves_no_process(arguments, tm
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "OMP_NUM_THREADS": "1",
     }
-    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from gnnpred.cli import main; main()"
-    command = [sys.executable, "-c", code, *map(str, arguments), "--workers", "2", "--trials", "1000"]
+    command = [sys.executable, str(ROOT / "cli.py"), *map(str, arguments), "--workers", "2", "--trials", "1000"]
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as running:
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        # a job that a shell put into the background ignores interrupts, and would hand that on
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as running:  # fmt: skip
         first = running.stderr.readline()
         os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to all processes of the command
         _, rest = running.communicate(timeout=300)

@@ -1,5 +1,7 @@
 """Handing out trials to workers, on workers that run in this process."""
 
+from datetime import datetime, timedelta
+
 import optuna
 import pytest
 
@@ -8,6 +10,7 @@ pytest.importorskip("torch_geometric")
 from optuna.trial import TrialState
 
 from gnnpred.errors import GnnpredError
+from gnnpred.training.tuning.trials import trial_rows
 from gnnpred.training.tuning.workers import MAX_DEATHS, Event, portable_error, run_on_workers
 
 pytestmark = pytest.mark.train
@@ -122,3 +125,29 @@ def test_an_error_of_a_worker_names_itself_and_brings_its_traceback():
         portable = portable_error(error)
     assert str(portable) == "KeyError in a worker: 'missing'"
     assert "Traceback" in portable.__notes__[0]
+
+
+def test_rows_say_how_far_trials_are_and_what_was_best_when_they_ended():
+    now = datetime(2026, 1, 1)
+    study = optuna.create_study()
+
+    def add(state, minutes, value=None, errors=()):
+        trial = optuna.trial.create_trial(
+            state=state, value=value, intermediate_values=dict(enumerate(errors)), params={}, distributions={}
+        )
+        trial.datetime_start = now
+        trial.datetime_complete = now + timedelta(minutes=minutes) if state.is_finished() else None
+        study.add_trial(trial)
+
+    add(TrialState.COMPLETE, 9, 20.0, [30.0, 31.0, 22.0, 20.0])
+    add(TrialState.COMPLETE, 5, 25.0, [30.0, 31.0, 22.0, 25.0])
+    add(TrialState.PRUNED, 7, errors=[40.0, 41.0])
+    add(TrialState.RUNNING, 0, errors=[35.0])
+    add(TrialState.WAITING, 0)
+    rows = trial_rows(study, num_stages=2, num_folds=2)
+    assert [(r.number, r.state, r.stage, r.fold, r.error_pct, r.best_error_pct, r.seconds) for r in rows] == [
+        (0, "complete", 2, 2, 20.0, 20.0, 540.0),
+        (1, "complete", 2, 2, 25.0, 25.0, 300.0),
+        (2, "pruned", 1, 2, 41.0, 25.0, 420.0),
+        (3, "running", 1, 2, 35.0, 20.0, None),
+    ]
