@@ -23,7 +23,7 @@ class TrialRow:
     num_stages: int
     num_folds: int
     error_pct: float | None  # mean over the folds of the present stage; None before the first
-    best_error_pct: float | None  # of the complete trials up to this one
+    best_error_pct: float | None  # of the trials that were complete when this one ended
     latency_ratio: float | None  # None where it is no objective
     size_bytes: int | None  # None where it is no objective
     started: datetime | None  # local time
@@ -37,12 +37,13 @@ OnTrials = Callable[[Sequence[TrialRow]], None]
 def trial_rows(study: optuna.Study, *, num_stages: int, num_folds: int) -> list[TrialRow]:
     """Every trial of a study that is not waiting, by number."""
     rows = []
-    best: float | None = None
-    for trial in study.get_trials(deepcopy=False):
+    trials = study.get_trials(deepcopy=False)
+    complete = [(trial.datetime_complete, error_of(trial)) for trial in trials if trial.state is TrialState.COMPLETE]
+    for trial in trials:
         if trial.state is TrialState.WAITING:
             continue
-        if trial.state is TrialState.COMPLETE:
-            best = error_of(trial) if best is None else min(best, error_of(trial))
+        until = trial.datetime_complete
+        earlier = [error_pct for ended, error_pct in complete if until is None or ended <= until]
         errors = step_errors(trial)
         step = len(errors) if trial.state is TrialState.RUNNING else max(len(errors) - 1, 0)
         step = min(step, num_stages * num_folds - 1)
@@ -55,7 +56,7 @@ def trial_rows(study: optuna.Study, *, num_stages: int, num_folds: int) -> list[
                 num_stages=num_stages,
                 num_folds=num_folds,
                 error_pct=errors[max(errors)] if errors else None,
-                best_error_pct=best,
+                best_error_pct=min(earlier, default=None),
                 latency_ratio=trial.user_attrs.get(LATENCY_RATIO),
                 size_bytes=trial.user_attrs.get(SIZE_BYTES),
                 started=trial.datetime_start,
