@@ -94,7 +94,7 @@ def run_of_row(row: Mapping[str, str], *, devices: Sequence[DeviceSpec] = ()) ->
         tf32_matmul=tf32_matmul,
         attention=_attention_of(row.get("attention") or "", note),
         activation_checkpointing=_checkpointing_of(row.get("activation_checkpointing") or "", note),
-        host_copy=bool(_HOST_COPY.search(note)),
+        host_copy=_yes_or_no(row, "host_copy") or bool(_HOST_COPY.search(note)),
         data_loader=bool(_DATA_LOADER.search(note)),
         gpus=gpus,
         nodes=nodes,
@@ -238,11 +238,17 @@ def _layout_of(row: Mapping[str, str]) -> dict[str, Any]:
         for column in filter(None, (name, short)):
             if (row.get(column) or "").strip():
                 found[name] = _whole_number(row, column)
-    if text := (row.get("sequence_parallel") or "").strip().lower():
-        if text not in _YES_NO:
-            raise GnnpredError(f"sequence_parallel {text!r} is not one of {', '.join(_YES_NO)}")
-        found["sequence_parallel"] = _YES_NO[text]
+    if (answer := _yes_or_no(row, "sequence_parallel")) is not None:
+        found["sequence_parallel"] = answer
     return found
+
+
+def _yes_or_no(row: Mapping[str, str], column: str) -> bool | None:
+    """None where the cell is empty."""
+    text = (row.get(column) or "").strip().lower()
+    if text and text not in _YES_NO:
+        raise GnnpredError(f"{column} {text!r} is not one of {', '.join(_YES_NO)}")
+    return _YES_NO.get(text)
 
 
 _YES_NO = {"yes": True, "no": False, "true": True, "false": False, "1": True, "0": False}

@@ -1,12 +1,21 @@
 """gnnpred collect: measure training steps on this machine."""
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gnnpred.cli.options import AsJson
+from gnnpred.errors import UsageError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gnnpred.collect.ray_engine import RayEngine
+    from gnnpred.collect.shards import MergeReport
+
+ENGINES = ("local", "ray")
 _MAX_WARNINGS_SHOWN = 10
 
 
@@ -22,21 +31,74 @@ def collect(
     device: Annotated[
         str | None, typer.Option("--device", metavar="cpu|cuda", help="Default: cuda where torch sees a GPU.")
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard", metavar="I/N", help="Only the I-th of N parts, I from 1, in a folder of its own in DIR."
+        ),
+    ] = None,
+    merge_only: Annotated[
+        bool, typer.Option("--merge-only", help="Take in the rows of the shards in DIR; measure nothing.")
+    ] = False,
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="local|ray", help="This machine, or the nodes of a Ray cluster.")
+    ] = "local",
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address", metavar="HOST:PORT", help="Default: RAY_ADDRESS, else Ray on this machine alone."
+        ),
+    ] = None,
+    ray_accelerator: Annotated[
+        str | None,
+        typer.Option("--ray-accelerator", metavar="TYPE", help="Which GPUs of a cluster that has several types: H100."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a recipe's training steps here; killed or stopped, the same command continues."""
+    """Measure a recipe's training steps here; killed or stopped, the same command continues.
+
+    Without --shard, the rows of shards that lie in the folder are taken in first.
+    """
     from gnnpred.cli.extras import needs_extra
 
+    if engine not in ENGINES:
+        raise UsageError(f"unknown engine {engine!r}: choose one of {', '.join(ENGINES)}")
+    if engine != "ray" and (ray_address or ray_accelerator):
+        raise UsageError("--ray-address and --ray-accelerator go with --engine ray")
     with needs_extra("models"):
         from gnnpred.cli.progress import progress_bar
+        from gnnpred.collect.nodes import join_nodes
         from gnnpred.collect.recipe import find_recipe, load_recipe
         from gnnpred.collect.runner import collect as collect_rows
+        from gnnpred.collect.shards import Shard, merge_shards, shard_folders
 
         settings = load_recipe(find_recipe(recipe))
         budget_s = None if time_budget is None else seconds_of(time_budget)
+        if settings.kind == "collectives":
+            if engine == "ray":
+                raise UsageError("collectives run on one machine or under torchrun, not with --engine ray")
+            from gnnpred.collect.collective_runner import collect_collectives as collect_rows
+        whole = out
+        if shard is not None:
+            if merge_only:
+                raise UsageError("--shard measures one part, --merge-only measures nothing: give one of them")
+            part = Shard.parse(shard)
+            settings, out = part.part_of(settings), part.folder(out)
+        elif merge_only or shard_folders(out):
+            merged = merge_shards(settings, out, may_be_at_work=merge_only)
+            if merge_only:
+                _show_merged(merged, as_json=as_json)
+                return
+        make_engine = (
+            join_nodes(os.environ, settings) if engine == "local" else ray_engine(ray_address, ray_accelerator)
+        )
+        if make_engine is None:  # the first node speaks
+            return
         try:
             with progress_bar() as advance:
-                report = collect_rows(settings, out, device=device, time_budget_s=budget_s, on_progress=advance)
+                report = collect_rows(
+                    settings, out, device=device, time_budget_s=budget_s, on_progress=advance, make_engine=make_engine
+                )
         except KeyboardInterrupt:
             typer.echo("interrupted: what is measured is kept, the same command continues", err=True)
             raise typer.Exit(130) from None
@@ -58,15 +120,44 @@ def collect(
         typer.echo(f"! reasons of what failed: {report.failed_file}")
     if report.is_cut_off:
         typer.echo("! the time budget ended: the same command continues")
+    if shard is not None:
+        typer.echo(f"gnnpred collect --recipe {recipe} --out {whole} --merge-only")
+        return
+    if settings.kind == "collectives":
+        typer.echo(report.runs_file)
+        return
     own_device = f" --device-file {report.device_file}" if report.device_file else ""
     typer.echo(f"gnnpred score {report.runs_file}{own_device}")
+
+
+def ray_engine(address: str | None, accelerator: str | None) -> "Callable[[object], RayEngine]":
+    """What makes the engine of a Ray cluster; raises UsageError where Ray is not installed."""
+    from gnnpred.cli.extras import needs_extra
+
+    with needs_extra("ray"):
+        from gnnpred.collect.ray_engine import RayEngine
+
+    return lambda _workers: RayEngine(address=address, accelerator=accelerator)
+
+
+def _show_merged(merged: "MergeReport", *, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(merged.as_dict(), indent=1))
+        return
+    typer.echo(
+        f"{merged.num_rows} of {merged.num_configurations} configurations, {merged.num_added} of them new, "
+        f"from {merged.num_shards} shards"
+    )
+    for name in merged.at_work:
+        typer.echo(f"! shard {name} is still being collected: not taken in")
+    typer.echo(f"gnnpred score {merged.runs_file}")
 
 
 def seconds_of(text: str) -> float:
     """``90s``, ``12m``, ``1h30m``, ``1.5h`` -> seconds; raises UsageError."""
     import re
-
-    from gnnpred.errors import UsageError
 
     number = r"(\d+(?:\.\d+)?)"
     match = re.fullmatch(rf"(?:{number}h)?(?:{number}m)?(?:{number}s)?", text.strip().lower())

@@ -1,13 +1,20 @@
 """One training step on this machine: built, warmed up until steady, timed. Runs in a worker process of its own."""
 
 import contextlib
+import gc
 import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from gnnpred.collect.gpu_monitor import GpuReadings, open_monitor
+from gnnpred.collect.kernel_times import profile_step
+from gnnpred.collect.largest_batch import find_largest_batch
+from gnnpred.collect.memory_limit import is_out_of_memory, limited_memory
+from gnnpred.collect.ranks import Ranks
 from gnnpred.collect.recipe import Configuration, MeasureSettings
 from gnnpred.errors import GnnpredError
 from gnnpred.job import Phase, Precision
@@ -22,6 +29,10 @@ _WARMUP_WINDOW = 5
 _MIN_TIMED_STEPS = 3
 # Above this distance of the 10th from the 90th percentile, in per cent of the median, a run counts as unsteady.
 UNSTEADY_SPREAD_PCT = 15.0
+# Medians of the first and the last third of the timed steps that are further apart: something heats up or fills up.
+DRIFT_PCT = 5.0
+# Two steps see every allocation of later ones: gradients and the optimizer's state are made in the first.
+_NUM_TRIAL_STEPS = 2
 # Weights hardly move: every step does the same work and half types do not overflow.
 _LEARNING_RATE = 1e-6
 _SEED = 0
@@ -29,52 +40,163 @@ _FLOAT_DTYPES = {Precision.FP64: "float64", Precision.FP16: "float16", Precision
 _AUTOCAST_DTYPES = {Precision.MIXED: "float16", Precision.MIXED_BF16: "bfloat16"}
 
 
-def measure(configuration: Configuration, settings: MeasureSettings, *, device: str) -> dict[str, Any]:
-    """Figures of one configuration on ``device`` (cpu or cuda): times in ms, memory in MiB.
+def measure(
+    configuration: Configuration, settings: MeasureSettings, *, device: str, ranks: Ranks | None = None
+) -> dict[str, Any]:
+    """Figures of one configuration on ``device`` (cpu or cuda): times in ms, memory in MiB, power in W, energy in J.
 
-    Raises GnnpredError for a model that cannot be built or run so, torch.OutOfMemoryError as torch does.
+    ``ranks``: the processes of a distributed step, each of which calls this. Raises GnnpredError for a model that
+    cannot be built or run so, torch.OutOfMemoryError as torch does.
     """
     import torch
 
-    torch.manual_seed(_SEED)
+    torch.manual_seed(_SEED + (ranks.rank if ranks else 0))  # every rank has data of its own
     flags = _set_flags(configuration.precision, settings)
+    if configuration.batch_size is not None:
+        return {**_measured(configuration, settings, device, ranks), **flags}
     started = time.perf_counter()
-    step = _build_step(configuration, device)
-    build_s = time.perf_counter() - started
-    warmup_ms, is_stable = _warm_up(step, settings, device)
+    with limited_memory(device, settings.largest_batch_memory_gib):
+        largest = find_largest_batch(
+            lambda batch_size: _fits(replace(configuration, batch_size=batch_size), device),
+            limit=settings.largest_batch_limit,
+            max_s=settings.largest_batch_s,
+        )
+        search_s = time.perf_counter() - started
+        if not largest.batch_size:
+            raise MemoryError("out of memory: not even a batch of 1 fits")
+        result = _measured(replace(configuration, batch_size=largest.batch_size), settings, device)
+    if largest.ended_early:
+        early = f"the search for the largest batch ended {largest.ended_early}"
+        result["warning"] = "; ".join(filter(None, [result["warning"], early]))
+    return {**result, **flags, "batch_search_s": search_s, "num_batch_tries": largest.num_tries}
+
+
+def _fits(configuration: Configuration, device: str) -> bool:
+    """Whether some steps of that batch run (uncompiled: compiling every try would take minutes)."""
+    import torch
+
+    step = None
+    try:
+        step = _build_step(replace(configuration, compile=False), device)
+        for _ in range(_NUM_TRIAL_STEPS):
+            step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return True
+    except Exception as error:
+        if is_out_of_memory(error):
+            return False
+        raise
+    finally:
+        del step
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _measured(
+    configuration: Configuration, settings: MeasureSettings, device: str, ranks: Ranks | None = None
+) -> dict[str, Any]:
+    import torch
+
+    def agreed(value: float) -> float:  # ranks that took different numbers of steps would wait for each other for ever
+        return ranks.agree(value) if ranks else value
+
+    started = time.perf_counter()
+    step = _build_step(configuration, device, ranks)
+    built_at = time.perf_counter()
+    warmup_ms, is_stable = _warm_up(step, settings, device, agreed)
+    warmed_at = time.perf_counter()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    num_steps = _num_timed_steps(warmup_ms[-1], settings)
-    started = time.perf_counter()
-    step_ms = _timed_on_gpu(step, num_steps) if device == "cuda" else _timed_on_host(step, num_steps)
-    wall_ms = (time.perf_counter() - started) * 1e3 / num_steps
+    num_steps = int(agreed(_num_timed_steps(warmup_ms[-1], settings)))
+    monitor = open_monitor(device)
+    if monitor is not None:
+        monitor.start()
+    timed_from = time.perf_counter()
+    step_ms = timed_on_gpu(step, num_steps) if device == "cuda" else timed_on_host(step, num_steps)
+    wall_ms = (time.perf_counter() - timed_from) * 1e3 / num_steps
+    num_more = 0
+    if monitor is not None:  # power is averaged for long enough
+        num_more = max(0, math.ceil((settings.min_energy_s - wall_ms * num_steps / 1e3) * 1e3 / wall_ms))
+    num_more = int(agreed(num_more))
+    for _ in range(num_more):
+        step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    readings, num_window_steps = monitor.stop() if monitor is not None else GpuReadings(), num_steps + num_more
     loss = float(step())
     ordered = sorted(step_ms)
     median_ms = statistics.median(step_ms)
     p10_ms, p90_ms = (ordered[round(share * (num_steps - 1))] for share in (0.1, 0.9))
     spread_pct = (p90_ms - p10_ms) / median_ms * 100
-    return {
+    warnings = [_steadiness_warning(is_stable, len(warmup_ms), spread_pct), _drift_warning(step_ms)]
+    result = {
+        "batch_size": configuration.batch_size,
         "step_time_ms": median_ms,
         "step_p10_ms": p10_ms,
         "step_p90_ms": p90_ms,
         "wall_clock_ms": wall_ms,
         "spread_pct": spread_pct,
+        "drift_pct": drift_pct(step_ms),
         "num_steps": num_steps,
         "num_warmup_steps": len(warmup_ms),
-        "warning": _steadiness_warning(is_stable, len(warmup_ms), spread_pct),
         "peak_memory_mib": _peak_memory_mib(device),
         "input": _shape_text(step.inputs),
         "loss": loss if math.isfinite(loss) else str(loss),
-        "build_s": build_s,
         "clock": "cuda events" if device == "cuda" else "wall clock",
-        **flags,
+        **_gpu_figures(readings, num_window_steps, has_energy=settings.min_energy_s > 0),
+        "build_s": built_at - started,
+        "warmup_s": warmed_at - built_at,
+        "measure_s": time.perf_counter() - warmed_at,
+        "profile_s": 0.0,
     }
+    warnings += readings.warnings()
+    is_alone = ranks is None  # a rank that cannot be profiled would leave the others waiting
+    if is_alone and not configuration.compile and is_profiled(configuration.config_id, settings.profile_share):
+        before = time.perf_counter()
+        try:
+            result |= profile_step(step, device=device, precision=configuration.precision).as_dict()
+        except RuntimeError as error:  # the driver may forbid profiling, or its buffers may not fit: the row stands
+            warnings.append(f"operators not timed: {str(error).splitlines()[0][:200]}")
+        result["profile_s"] = time.perf_counter() - before
+    result = {**result, "warning": "; ".join(filter(None, warnings))}
+    return ranks.joined(result) if ranks else result
+
+
+def _gpu_figures(readings: GpuReadings, num_steps: int, *, has_energy: bool) -> dict[str, Any]:
+    figures = asdict(readings)
+    energy_j = figures.pop("energy_j") if has_energy else None
+    return {
+        **figures,
+        "power_w": readings.power_w if has_energy else None,
+        "energy_per_step_j": None if energy_j is None else energy_j / num_steps,
+    }
+
+
+def is_profiled(config_id: str, share: float) -> bool:
+    """Whether a configuration is of the sample whose operators are timed: the same ones in every run."""
+    return int(config_id[:8], 16) < share * 2**32
 
 
 def _steadiness_warning(is_stable: bool, num_warmup_steps: int, spread_pct: float) -> str:
     if spread_pct > UNSTEADY_SPREAD_PCT:
         return f"not steady: p10 to p90 of the step time spans {spread_pct:.0f} % of the median"
     return "" if is_stable else f"still speeding up or slowing down after {num_warmup_steps} warm-up steps"
+
+
+def drift_pct(step_ms: Sequence[float]) -> float:
+    """By how much the median of the last third of the steps is above that of the first, in per cent."""
+    third = max(1, len(step_ms) // 3)
+    first, last = statistics.median(step_ms[:third]), statistics.median(step_ms[-third:])
+    return (last / first - 1) * 100
+
+
+def _drift_warning(step_ms: Sequence[float]) -> str:
+    drift = drift_pct(step_ms)
+    if abs(drift) <= DRIFT_PCT:
+        return ""
+    return f"drifting: the last third of the steps took {drift:+.0f} % of the first's time"
 
 
 def _set_flags(precision: Precision, settings: MeasureSettings) -> dict[str, Any]:
@@ -103,7 +225,7 @@ class _Step:
         return self._run()
 
 
-def _build_step(configuration: Configuration, device: str) -> _Step:
+def _build_step(configuration: Configuration, device: str, ranks: Ranks | None = None) -> _Step:
     import torch
 
     precision, phase = configuration.precision, configuration.phase
@@ -123,6 +245,9 @@ def _build_step(configuration: Configuration, device: str) -> _Step:
             raise GnnpredError(f"{configuration.model} takes no images: memory format nhwc does not apply")
         module = module.to(memory_format=torch.channels_last)
         inputs = [each.to(memory_format=torch.channels_last) if each.dim() == 4 else each for each in inputs]
+    if ranks:
+        half = _AUTOCAST_DTYPES.get(precision)
+        module = ranks.spread(module, configuration.strategy, getattr(torch, half) if half else None)
     if configuration.compile:
         module = torch.compile(module)
 
@@ -134,11 +259,12 @@ def _build_step(configuration: Configuration, device: str) -> _Step:
         with torch.autocast(device, dtype=getattr(torch, _AUTOCAST_DTYPES[precision])):
             yield
 
+    fetch = _fetcher(inputs, configuration.host_copy, device)
     if phase is Phase.INFERENCE:
 
         def infer() -> torch.Tensor:
             with torch.inference_mode(), autocast():
-                return sum(output.float().mean() for output in _float_outputs(module(*inputs)))
+                return sum(output.float().mean() for output in _float_outputs(module(*fetch())))
 
         return _Step(infer, inputs)
 
@@ -157,7 +283,7 @@ def _build_step(configuration: Configuration, device: str) -> _Step:
         for each in parameters:
             each.grad = None
         with autocast():
-            outputs = _float_outputs(module(*inputs))
+            outputs = _float_outputs(module(*fetch()))
             loss = sum(_loss_of(output, target) for output, target in zip(outputs, targets, strict=True))
         scaler.scale(loss).backward()
         if optimizer is not None:
@@ -166,6 +292,22 @@ def _build_step(configuration: Configuration, device: str) -> _Step:
         return loss.detach()
 
     return _Step(train, inputs)
+
+
+def _fetcher(inputs: "list[torch.Tensor]", host_copy: str, device: str) -> "Callable[[], list[torch.Tensor]]":
+    """What a step's inputs come from: the device itself, or a copy of host memory each time.
+
+    On a CPU the copy is one within its memory.
+    """
+    if host_copy == "none":
+        return lambda: inputs
+    if device == "cpu":
+        return lambda: [each.clone() for each in inputs]
+    on_host = [each.to("cpu") for each in inputs]
+    is_pinned = host_copy == "pinned"
+    if is_pinned:
+        on_host = [each.pin_memory() for each in on_host]
+    return lambda: [each.to(device, non_blocking=is_pinned) for each in on_host]
 
 
 def _check_batch(built: BuiltModel, configuration: Configuration) -> None:
@@ -240,7 +382,12 @@ def _optimizer_of(name: str, parameters: "list[torch.nn.Parameter]") -> "torch.o
 # ---------------------------------------------------------------------------------------- timing
 
 
-def _warm_up(step: _Step, settings: MeasureSettings, device: str) -> tuple[list[float], bool]:
+_GO_ON, _SETTLED, _LATE = range(3)
+
+
+def _warm_up(
+    step: _Step, settings: MeasureSettings, device: str, agreed: Callable[[float], float]
+) -> tuple[list[float], bool]:
     """Times (ms) of the warm-up steps, and whether they had settled when warm-up ended."""
     import torch
 
@@ -254,10 +401,10 @@ def _warm_up(step: _Step, settings: MeasureSettings, device: str) -> tuple[list[
         times_ms.append((time.perf_counter() - before) * 1e3)
         if len(times_ms) < settings.min_warmup_steps:
             continue
-        if has_settled(times_ms):
-            return times_ms, True
-        if time.perf_counter() - started > settings.max_warmup_s:
-            break
+        is_late = time.perf_counter() - started > settings.max_warmup_s
+        decision = agreed(_SETTLED if has_settled(times_ms) else _LATE if is_late else _GO_ON)
+        if decision != _GO_ON:
+            return times_ms, decision == _SETTLED
     return times_ms, False
 
 
@@ -275,7 +422,8 @@ def _num_timed_steps(step_ms: float, settings: MeasureSettings) -> int:
     return max(_MIN_TIMED_STEPS, min(settings.steps, fitting))
 
 
-def _timed_on_host(step: _Step, num_steps: int) -> list[float]:
+def timed_on_host(step: Callable[[], Any], num_steps: int) -> list[float]:
+    """Times in ms by the host's clock."""
     times_ms = []
     for _ in range(num_steps):
         before = time.perf_counter()
@@ -284,8 +432,8 @@ def _timed_on_host(step: _Step, num_steps: int) -> list[float]:
     return times_ms
 
 
-def _timed_on_gpu(step: _Step, num_steps: int) -> list[float]:
-    """Times between events that the GPU itself records after every step; the host waits at the end alone."""
+def timed_on_gpu(step: Callable[[], Any], num_steps: int) -> list[float]:
+    """Times in ms between events that the GPU itself records after every step; the host waits at the end alone."""
     import torch
 
     events = [torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 1)]

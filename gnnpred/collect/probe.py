@@ -8,8 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gnnpred.collect.gpu_monitor import nvml_facts, nvml_handle, open_nvml
+from gnnpred.collect.interconnect import links_between, network_ports
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.hardware import find_device
+from gnnpred.units import GB, GIB
 
 _MATMUL_SIZE = 1024
 _COPY_BYTES = 256 << 20
@@ -34,23 +37,55 @@ def probe(device: str | None) -> dict[str, Any]:
         "os": f"{platform.system()} {platform.release()}",
         "cpu": cpu_name(),
         "num_cpu_threads": torch.get_num_threads(),
+        "num_cpus": os.cpu_count(),
+        "host_memory_gib": round(_host_memory_gb() * GB / GIB, 1),
         "cuda": torch.version.cuda or "",
         "cudnn": "",
         "driver": "",
         "compute_capability": None,
+        "interconnect": "",
+        "network": network_ports(),
     }
     if device == "cpu":
-        return {**manifest, "gpu": manifest["cpu"]}
+        return {**manifest, "gpu": manifest["cpu"], "num_gpus": max(2, os.cpu_count() or 1)}
     if not torch.cuda.is_available():
         raise UsageError("--device cuda: torch sees no CUDA GPU here; use --device cpu")
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
         **manifest,
         "gpu": _listed_name(torch.cuda.get_device_name()),
-        "gpu_memory_mib": torch.cuda.get_device_properties(0).total_memory / 2**20,
+        "gpu_memory_mib": properties.total_memory / 2**20,
+        "num_gpus": torch.cuda.device_count(),
         "cudnn": str(torch.backends.cudnn.version() or ""),
-        "driver": _driver_version(),
+        "nccl": _nccl_version(),
         "compute_capability": float("{}.{}".format(*torch.cuda.get_device_capability())),
+        **_driver_facts(properties),
     }
+
+
+def _nccl_version() -> str:
+    """NCCL that torch was built with, "" for a build without (Windows)."""
+    import torch
+
+    try:
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    except (AttributeError, ImportError, RuntimeError):
+        return ""
+
+
+def _driver_facts(properties: Any) -> dict[str, Any]:
+    """What NVML tells of driver and GPU; the driver's version at least, where nvidia-smi answers."""
+    nvml = open_nvml()
+    handle = None if nvml is None else nvml_handle(nvml, properties)
+    if handle is None:
+        return {"driver": _driver_version()}
+    return {**nvml_facts(nvml, handle), "interconnect": links_between(nvml, _visible_handles(nvml))}
+
+
+def _visible_handles(nvml: Any) -> list[Any]:
+    import torch
+
+    return [nvml_handle(nvml, torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())]
 
 
 def _listed_name(name: str) -> str:

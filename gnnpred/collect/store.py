@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +30,10 @@ CREATE TABLE IF NOT EXISTS graphs (graph_id TEXT PRIMARY KEY, file TEXT NOT NULL
 """
 
 
+class InUseError(GnnpredError):
+    """Another process works in the folder."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoredRow:
     """What became of one configuration. ``result`` holds the measured figures and the manifest."""
@@ -53,12 +57,14 @@ class CollectionStore:
             self._lock.execute("BEGIN EXCLUSIVE")  # freed by the system when this process ends, however it ends
         except (sqlite3.Error, OSError) as error:
             if "locked" in str(error):
-                raise GnnpredError(
+                raise InUseError(
                     f"another collect is working in {folder}: wait for it or choose another --out"
-                ) from (error)
+                ) from error
             raise GnnpredError(f"cannot write to {folder}: {error}") from error
         with self._errors():
             self._db = sqlite3.connect(self._path, isolation_level=None)
+            # no memory shared between processes, which file systems of clusters lack: the lock above keeps others out
+            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")  # a committed row survives a power failure too
             self._db.executescript(_SCHEMA)
@@ -93,6 +99,12 @@ class CollectionStore:
                 f"{self.folder} holds rows of {found['device']}, this machine has {device}: choose another --out"
             )
 
+    def bound_device(self) -> str | None:
+        """The device whose rows the folder holds; None before :meth:`bind`."""
+        with self._errors():
+            found = self._db.execute("SELECT value FROM meta WHERE key = 'device'").fetchone()
+        return found[0] if found else None
+
     def add_row(
         self, configuration: Configuration, *, status: str, reason: str = "", result: dict[str, Any] | None = None
     ) -> None:
@@ -106,6 +118,28 @@ class CollectionStore:
         """Commit where a model's ONNX file lies (relative to the folder), or why there is none."""
         with self._transaction():
             self._db.execute("INSERT INTO graphs VALUES (?, ?, ?)", (graph_id, file, reason))
+
+    def take_in(self, rows: Iterable[StoredRow], graphs: Mapping[str, tuple[str, str]]) -> int:
+        """Commit rows and graphs of other stores at once; those that are there stay. Returns how many rows are new.
+
+        A file takes the place of a reason why there was none.
+        """
+        with self._transaction():
+            before = self._db.total_changes
+            self._db.executemany(
+                "INSERT OR IGNORE INTO rows VALUES (?, ?, ?, ?, ?)",
+                [
+                    (row.config_id, json.dumps(row.configuration), row.status, row.reason, json.dumps(row.result))
+                    for row in rows
+                ],
+            )
+            num_added = self._db.total_changes - before
+            self._db.executemany(
+                "INSERT INTO graphs VALUES (?, ?, ?) ON CONFLICT (graph_id) DO UPDATE "
+                "SET file = excluded.file, reason = excluded.reason WHERE graphs.file = '' AND excluded.file != ''",
+                [(graph_id, file, reason) for graph_id, (file, reason) in graphs.items()],
+            )
+        return num_added
 
     def rows(self) -> list[StoredRow]:
         """All rows, in the order in which they were committed."""

@@ -1,16 +1,21 @@
 """A process that does one task for ``gnnpred collect`` and ends: ``python -m gnnpred.collect.worker REPLY``.
 
-The first line of standard input is the task as JSON. The process imports what it needs, waits for a second line, does
-the task and writes the answer to the file REPLY. Standard input stays open as long as the parent lives: when it closes,
-the parent was killed, and this process ends at once, so that it cannot disturb what a next ``collect`` measures.
+The first line of standard input is the task as JSON. The process imports what it needs and waits for a second line,
+``{"gpus": CUDA_VISIBLE_DEVICES, "ranks": ...}``, that says where: both may be missing, ``ranks`` are arguments of
+:class:`gnnpred.collect.ranks.Ranks`. Then it does the task and writes the answer to the file REPLY. Standard input
+stays open as long as the parent lives: when it closes, the parent was killed, and this process ends at once, so that it
+cannot disturb what a next ``collect`` measures.
 """
 
 import contextlib
-import importlib
+import importlib.util
 import json
 import os
+import queue
 import sys
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,47 +25,74 @@ _PARENT_GONE = 3
 _LIBRARIES = {"timm": "timm", "torchvision": "torchvision.models", "hf": "transformers"}
 
 
-def main() -> None:
+def main(reply_file: str) -> None:
+    started = time.monotonic()
     task = json.loads(sys.stdin.readline())
-    released = threading.Event()
+    released: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_listen, args=(released,), daemon=True).start()
     prepare(task)
-    released.wait()
-    reply = json.dumps(run_task(task))
-    Path(sys.argv[1]).write_text(reply, encoding="utf-8")
+    prepare_s = time.monotonic() - started
+    go = json.loads(released.get())
+    if "gpus" in go:  # CUDA looks at it when a process first uses a GPU
+        os.environ["CUDA_VISIBLE_DEVICES"] = go["gpus"]
+    reply = {**run_task(task, go.get("ranks")), "prepare_s": prepare_s}
+    Path(reply_file).write_text(json.dumps(reply), encoding="utf-8")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # libraries' clean-up may take seconds or crash; everything is written
 
 
-def _listen(released: threading.Event) -> None:
-    sys.stdin.readline()
-    released.set()
-    sys.stdin.read()
+def _listen(released: "queue.Queue[str]") -> None:
+    if line := sys.stdin.readline():
+        released.put(line)
+        sys.stdin.read()
     os._exit(_PARENT_GONE)
 
 
 def prepare(task: dict[str, Any]) -> None:
     """Import what the task needs, which takes seconds; the device is not touched."""
+    model = task["configuration"]["model"] if task["task"] == "measure" else ""
+    import_libraries([model.split(":")[0]])
+    if task["task"] == "measure" and task["device"] != "cpu":  # there nothing is gained: no one measures meanwhile
+        _build_once(task["configuration"])
+
+
+def import_libraries(prefixes: Sequence[str]) -> None:
+    """Import torch and the libraries of models with these prefixes; the task itself says what is missing."""
     import gnnpred.collect.measure
+    import gnnpred.collect.probe
     import gnnpred.model_sources
 
-    library = _LIBRARIES.get(task["configuration"]["model"].split(":")[0]) if task["task"] == "measure" else None
-    if library is not None:
+    names = [_LIBRARIES[prefix] for prefix in prefixes if prefix in _LIBRARIES]
+    if names and importlib.util.find_spec("torch"):
         gnnpred.model_sources.declare_torchvision_ops()
-    for name in ("torch", *([library] if library else [])):
-        with contextlib.suppress(ImportError):  # the task itself says what is missing
+    for name in ("torch", *names):
+        with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
 
-def run_task(task: dict[str, Any]) -> dict[str, Any]:
+def _build_once(configuration: dict[str, Any]) -> None:
+    """Build a library's model without weights and forget it: its own modules are imported at their first use."""
+    from gnnpred.model_sources import build_model
+
+    sizes = {name: configuration[name] for name in ("image_size", "seq_len")}
+    if configuration["model"].split(":")[0] in _LIBRARIES:  # a user's own function may do anything
+        with contextlib.suppress(Exception):  # the task itself says what is wrong
+            build_model(configuration["model"], batch_size=1, **sizes)
+
+
+def run_task(task: dict[str, Any], ranks: dict[str, Any] | None = None) -> dict[str, Any]:
     """``{"status", "reason", "result"}`` of a task; only what no one expects is raised."""
     kind = task["task"]
     try:
         if kind == "probe":
             return _ok(_probe(task["device"], task["models"]))
         if kind == "measure":
-            return _measured(task)
+            return _measured(task, ranks)
+        if kind == "collectives":
+            from gnnpred.collect.collective_ranks import time_collectives
+
+            return _ok(time_collectives(task, ranks))
         assert kind == "export", kind
         return _ok(_exported(task))
     except GnnpredError as error:
@@ -81,21 +113,23 @@ def _probe(device: str | None, models: list[str]) -> dict[str, Any]:
     return {"manifest": manifest, "cpu_device": measured_cpu() if manifest["device"] == "cpu" else None}
 
 
-def _measured(task: dict[str, Any]) -> dict[str, Any]:
+def _measured(task: dict[str, Any], ranks: dict[str, Any] | None) -> dict[str, Any]:
+    from gnnpred.collect.engine import Task
     from gnnpred.collect.measure import measure
+    from gnnpred.collect.memory_limit import is_out_of_memory
     from gnnpred.collect.probe import probe
-    from gnnpred.collect.recipe import Configuration, MeasureSettings
-    from gnnpred.job import Phase, Precision
+    from gnnpred.collect.ranks import Ranks
 
-    fields = task["configuration"]
-    configuration = Configuration(
-        **{**fields, "precision": Precision(fields["precision"]), "phase": Phase(fields["phase"])}
-    )
+    wanted = Task.of_message(task)
     try:
-        result = measure(configuration, MeasureSettings(**task["settings"]), device=task["device"])
+        result = measure(
+            wanted.configuration,
+            wanted.settings,
+            device=wanted.device,
+            ranks=Ranks(wanted.device, **ranks) if ranks else None,
+        )
     except GnnpredError as error:
-        # building wraps every error of the model's constructor
-        status = "oom" if is_out_of_memory(error.__cause__ or error) else "error"
+        status = "oom" if is_out_of_memory(error) else "error"
         return {"status": status, "reason": str(error), "result": {}}
     except Exception as error:  # a model may raise anything; its row says what
         status = "oom" if is_out_of_memory(error) else "error"
@@ -107,14 +141,6 @@ def _measured(task: dict[str, Any]) -> dict[str, Any]:
     return reply
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch ran out of GPU memory, or the CPU's allocator (a plain RuntimeError) or cuDNN and cuBLAS did."""
-    import torch
-
-    marks = ("not enough memory", "out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(mark in str(error) for mark in marks)
-
-
 def _exported(task: dict[str, Any]) -> dict[str, Any]:
     from gnnpred.export import export_model
 
@@ -123,4 +149,4 @@ def _exported(task: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

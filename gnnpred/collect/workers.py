@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -12,21 +13,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gnnpred.collect.engine import BudgetSpentError
+from gnnpred.collect.forking import ForkedProcess, ForkError, ForkServer
 from gnnpred.errors import GnnpredError
 
 WORKER_COMMAND = (sys.executable, "-m", "gnnpred.collect.worker")
-GO_LINE = b"go\n"
-_POLL_S = 0.05
-
-
-class BudgetSpentError(Exception):
-    """The time budget ended while a worker ran; what it did is not recorded."""
+POLL_S = 0.02
+_log = logging.getLogger(__name__)
 
 
 class Worker:
     """A process that imports what its task needs, waits for :meth:`release`, does the task and ends."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", task: dict[str, Any], answer: Path, log: Path) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[bytes] | ForkedProcess", task: dict[str, Any], answer: Path, log: Path
+    ) -> None:
         self.task = task
         self._process = process
         self._answer = answer
@@ -34,32 +35,36 @@ class Worker:
         self._ends: float | None = None
         self._limit_s = 0.0
 
-    def release(self, *, limit_s: float) -> None:
-        """Let it do its task, in ``limit_s`` from now."""
+    def release(self, *, limit_s: float, go: dict[str, Any] | None = None) -> None:
+        """Let it do its task, in ``limit_s`` from now; ``go`` says where (:mod:`gnnpred.collect.worker`)."""
         self._limit_s = limit_s
         self._ends = time.monotonic() + limit_s
-        self._send(GO_LINE)
+        self._send(json.dumps(go or {}).encode() + b"\n")
 
-    def wait(self, *, deadline: float | None) -> dict[str, Any]:
-        """Its reply, or a status and reason in its place; raises BudgetSpentError at ``deadline``."""
+    def poll(self) -> dict[str, Any] | None:
+        """Its reply, a status and reason in its place where there is none, or None while it works."""
         assert self._ends is not None, "release first"
+        code = self._process.poll()
+        if code is None and time.monotonic() < self._ends:
+            return None
         try:
-            while True:
-                try:
-                    code = self._process.wait(timeout=_POLL_S)
-                    break
-                except subprocess.TimeoutExpired:
-                    now = time.monotonic()
-                if deadline is not None and now >= deadline:
-                    raise BudgetSpentError
-                if now >= self._ends:
-                    return {"status": "timeout", "reason": f"not done after {self._limit_s:g} s", "result": {}}
+            if code is None:
+                return {"status": "timeout", "reason": f"not done after {self._limit_s:g} s", "result": {}}
             try:
                 return json.loads(self._answer.read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 return {"status": "crash", "reason": _crash_reason(code, self._log), "result": {}}
         finally:
             self.end()
+
+    def wait(self, *, deadline: float | None) -> dict[str, Any]:
+        """The reply that :meth:`poll` gives in the end; raises BudgetSpentError at ``deadline`` (monotonic seconds)."""
+        while (reply := self.poll()) is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                self.end()
+                raise BudgetSpentError
+            time.sleep(POLL_S)
+        return reply
 
     @property
     def has_ended(self) -> bool:
@@ -85,49 +90,72 @@ class Worker:
 
 
 class Workers:
-    """Starts workers; ``scratch`` holds their replies, no task goes on beyond ``deadline`` (monotonic seconds)."""
+    """Starts workers; ``scratch`` holds their replies.
 
-    def __init__(self, command: Sequence[str], scratch: Path, deadline: float | None) -> None:
+    With ``forked`` (prefixes of models: their libraries are imported once) a fork server starts them where the system
+    and the libraries allow it. Otherwise, and for every other ``command``, each is a fresh Python with its own imports.
+    """
+
+    def __init__(self, command: Sequence[str], scratch: Path, *, forked: Sequence[str] | None = None) -> None:
         self._command = tuple(command)
         self._scratch = scratch
-        self._deadline = deadline
         self._numbers = itertools.count()
         self._started: list[Worker] = []
+        self._forked = forked if sys.platform == "linux" and self._command == WORKER_COMMAND else None
+        self._server: ForkServer | None = None
 
     def start(self, task: dict[str, Any]) -> Worker:
-        """A worker that prepares for ``task`` and waits; raises BudgetSpentError after the deadline."""
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            raise BudgetSpentError
-        number = next(self._numbers)
-        answer, log = self._scratch / f"{number}.json", self._scratch / f"{number}.log"
+        """A worker that prepares for ``task`` and waits for its release."""
+        answer, log = self.new_path("json"), self.new_path("log")
+        process = self._forked_process(answer, log) or self._fresh_process(answer, log)
+        worker = Worker(process, task, answer, log)
+        self._started = [other for other in self._started if not other.has_ended] + [worker]
+        worker._send(json.dumps(task).encode() + b"\n")
+        return worker
+
+    def _forked_process(self, answer: Path, log: Path) -> ForkedProcess | None:
+        """One from the fork server, which starts with the first; None where there is none."""
+        if self._forked is None:
+            return None
+        try:
+            if self._server is None:
+                self._server = ForkServer(
+                    self._forked, environment=_worker_environment(), log=self.new_path("server-log")
+                )
+            return self._server.start(answer, log)
+        except (ForkError, OSError) as error:
+            _log.info("workers import for themselves from now on: %s", error)
+            self._forked = None
+            return None
+
+    def _fresh_process(self, answer: Path, log: Path) -> "subprocess.Popen[bytes]":
         try:
             with log.open("wb") as sink:
-                process = subprocess.Popen(
+                return subprocess.Popen(
                     [*self._command, str(answer)], stdin=subprocess.PIPE, stdout=sink, stderr=sink,
                     env=_worker_environment(),
                     start_new_session=True,  # Ctrl-C reaches this process alone, which ends the worker in its own way
                 )  # fmt: skip
         except OSError as error:
             raise GnnpredError(f"cannot start a worker process: {error}") from error
-        worker = Worker(process, task, answer, log)
-        self._started = [other for other in self._started if not other.has_ended] + [worker]
-        worker._send(json.dumps(task).encode() + b"\n")
-        return worker
 
-    def wait(self, worker: Worker) -> dict[str, Any]:
-        """The reply of a released worker."""
-        return worker.wait(deadline=self._deadline)
+    def new_path(self, suffix: str) -> Path:
+        """A file of the scratch folder that no one else has."""
+        return self._scratch / f"{next(self._numbers)}.{suffix}"
 
-    def run(self, task: dict[str, Any], *, limit_s: float) -> dict[str, Any]:
-        """Start, release, wait."""
+    def run(self, task: dict[str, Any], *, limit_s: float, deadline: float | None = None) -> dict[str, Any]:
+        """Start, release, wait; raises BudgetSpentError at ``deadline``."""
         worker = self.start(task)
         worker.release(limit_s=limit_s)
-        return self.wait(worker)
+        return worker.wait(deadline=deadline)
 
     def end_all(self) -> None:
-        """End every worker that is still there."""
+        """End every worker that is still there, and the fork server."""
         for worker in self._started:
             worker.end()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
 
 def _worker_environment() -> dict[str, str]:

@@ -86,9 +86,12 @@ class Row:
                 self.nccl_version)  # fmt: skip
 
 
-def read_rows(shared: Path, rows_per_series: int = MAX_ROWS_PER_SERIES) -> list[Row]:
-    """Usable rows of both tables, so many per series at most, evenly over the logarithm of the size."""
+def read_rows(shared: Path, rows_per_series: int = MAX_ROWS_PER_SERIES, *, collected: Sequence[Path] = ()) -> list[Row]:
+    """Usable rows of both tables and of ``collected`` ones (``gnnpred collect``), so many per series at most, evenly
+    over the logarithm of the size.
+    """
     rows = [*_rows_of_main_table(shared / "collectives.csv.gz")]
+    rows += [row for path in collected for row in rows_of_collected(path)]
     rows += _rows_of_operator_table(shared / "operators" / "collectives.csv.gz")
     by_series: dict[tuple, list[Row]] = defaultdict(list)
     for row in rows:
@@ -105,8 +108,14 @@ def read_rows(shared: Path, rows_per_series: int = MAX_ROWS_PER_SERIES) -> list[
     return kept
 
 
+def rows_of_collected(path: Path) -> Iterable[Row]:
+    """Rows of a ``collectives.csv`` that ``gnnpred collect`` wrote, those of known GPUs and links."""
+    return _rows_of_main_table(path)
+
+
 def _read_csv(path: Path) -> Iterable[dict[str, str]]:
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8", newline="") as file:
         yield from csv.DictReader(file)
 
 
@@ -664,6 +673,7 @@ def shipped_sections(rows: list[Row]) -> dict:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shared", type=Path, required=True, help="folder with collectives.csv.gz")
+    parser.add_argument("--collected", type=Path, nargs="*", default=[], help="collectives.csv of gnnpred collect")
     parser.add_argument("--out", type=Path, help="constants.json to write (other sections are kept)")
     parser.add_argument("--score", action="store_true", help="print the errors on fabrics and rank counts left out")
     parser.add_argument("--left-out", choices=("ranks", "fabric"), help="with --score: only this table")
@@ -672,7 +682,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.out is None and not options.score:
         parser.error("give --out, --score or both")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    rows = read_rows(options.shared, options.rows_per_series)
+    rows = read_rows(options.shared, options.rows_per_series, collected=options.collected)
     logger.info("%d rows in %d series", len(rows), len({row.series for row in rows}))
     if options.out is not None:
         existing = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}

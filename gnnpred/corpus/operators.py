@@ -220,7 +220,8 @@ def operator_graph(row: OperatorRow) -> OpGraph:
     """The row's kernel as a graph of one op, fp32, before precision lowering.
 
     Shapes: linear, matmul (b, m, n, k); conv (n, c, h, w, k, r, s, stride h w, padding h w, groups);
-    elementwise, norms and softmax (rows, cols); sdpa (batch, heads, kv_heads, seq, head_dim, causal).
+    elementwise, norms and softmax (rows, cols); batch_norm (n, c, pixels);
+    sdpa (batch, heads, kv_heads, seq, head_dim, causal).
     """
     fp32 = DType.FP32
     shape = row.shape
@@ -252,6 +253,8 @@ def operator_graph(row: OperatorRow) -> OpGraph:
             kv = data(batch, kv_heads, seq, head_dim)
             inputs, out = [data(batch, heads, seq, head_dim), kv, kv], (batch, heads, seq, head_dim)
             attributes = {"causal": bool(causal)}
+        case "batch_norm":
+            inputs, out = [data(*shape), weight(shape[1]), weight(shape[1])], shape
         case "add" | "mul":
             inputs, out = [data(*shape), data(*shape)], shape
         case "layer_norm" | "rms_norm":

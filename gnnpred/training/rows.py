@@ -109,8 +109,8 @@ def encode_operator_rows(rows: Sequence[OperatorRow]) -> tuple[list[GraphArrays]
     timed = np.zeros((len(rows), len(COMPONENTS)), np.float32)
     for i, row in enumerate(rows):
         precision = Precision(row.precision)
-        # without a backward pass a dropout is an inference one and runs nothing
-        is_backward = row.phase != "fwd" or row.kind == "dropout"
+        # without a backward pass a dropout is an inference one and runs nothing, a batch norm takes no statistics
+        is_backward = row.phase != "fwd" or row.kind in ("dropout", "batch_norm")
         phase = Phase.FORWARD_BACKWARD if is_backward else Phase.INFERENCE
         graph = lower_precision(operator_graph(row), precision)
         if is_backward:

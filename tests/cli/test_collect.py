@@ -1,13 +1,16 @@
 """collect through its arguments on this CPU, its rows scored and calibrated, and what is wrong with its input."""
 
 import csv
+import sys
 from importlib.util import find_spec
 
 import pytest
 
 from gnnpred.cli.collect import seconds_of
+from gnnpred.collect.recipe import load_recipe
 from gnnpred.errors import UsageError
 from tests.helpers.physics_checkpoint import write_physics_checkpoint
+from tests.unit.collect.test_shards import run_shard
 
 TINY_BERT = "hf:bert?num_hidden_layers=1&hidden_size=32&num_attention_heads=2&intermediate_size=64&vocab_size=100"
 MEASURE = "[measure]\nsteps = 4\nmax_warmup_steps = 10\nmax_warmup_s = 0.5\nmax_timed_s = 0.5\n"
@@ -53,6 +56,19 @@ def test_collected_rows_are_scored_and_calibrated_as_they_are(cli, tmp_path):
     assert "another recipe" in refused.err
 
 
+def test_shards_are_taken_in_without_measuring(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("STAND_IN_LOG", str(tmp_path / "worker.log"))
+    recipe = recipe_file(tmp_path, '[[sweep]]\nmodels = ["x:good", "x:oom"]\nbatch_sizes = [1, 2]\n')
+    out = tmp_path / "out"
+    for text in ("1/2", "2/2"):
+        run_shard(text, out, load_recipe(recipe))
+    outcome = cli("collect", "--recipe", recipe, "--out", out, "--merge-only", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["by_status"] == {"ok": 2, "oom": 2}
+    again = cli("collect", "--recipe", recipe, "--out", out, "--merge-only")
+    assert "4 of 4 configurations, 0 of them new, from 2 shards" in again.out
+
+
 @needs_models
 @pytest.mark.models
 @pytest.mark.parametrize(
@@ -90,6 +106,14 @@ def test_cuda_without_a_gpu_is_one_line(cli, tmp_path):
         (("--recipe", "smok"), "not found"),
         (("--recipe", "smoke", "--time-budget", "12"), "--time-budget '12'"),
         (("--recipe", "smoke", "--device", "tpu"), "unknown device 'tpu'"),
+        (("--recipe", "smoke", "--engine", "dask"), "unknown engine 'dask'"),
+        (("--recipe", "smoke", "--ray-address", "head:6379"), "go with --engine ray"),
+        (("--recipe", "collectives", "--engine", "ray"), "not with --engine ray"),
+        (("--recipe", "smoke", "--shard", "0/3"), "parts count from 1"),
+        (("--recipe", "smoke", "--shard", "third"), "write I/N"),
+        (("--recipe", "smoke", "--shard", "100/100"), "none for this part"),
+        (("--recipe", "smoke", "--shard", "1/3", "--merge-only"), "give one of them"),
+        (("--recipe", "smoke", "--merge-only"), "nothing to merge"),
     ],
 )
 def test_wrong_options_are_one_line(cli, tmp_path, arguments, words):
@@ -97,6 +121,14 @@ def test_wrong_options_are_one_line(cli, tmp_path, arguments, words):
     assert (outcome.code, outcome.is_one_error_line()) == (2, True)
     assert words in outcome.err
     assert not (tmp_path / "out").exists()
+
+
+def test_ray_that_is_not_installed_is_one_line(cli, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "gnnpred.collect.ray_engine", raising=False)
+    outcome = cli("collect", "--recipe", "smoke", "--out", tmp_path / "out", "--engine", "ray")
+    assert (outcome.code, outcome.is_one_error_line()) == (2, True)
+    assert "pip install 'gnnpred[ray]'" in outcome.err
 
 
 def test_an_interrupted_collection_says_how_it_goes_on(cli, tmp_path, monkeypatch):

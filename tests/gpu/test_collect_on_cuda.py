@@ -29,9 +29,8 @@ def reply_to(function, **options):
 @pytest.mark.parametrize("precision", list(Precision))
 def test_events_and_the_wall_clock_agree_in_every_precision(precision):
     reply = reply_to("cnn", precision=precision)
-    if reason := unsupported_reason(
-        precision, run_task({"task": "probe", "device": "cuda", "models": []})["result"]["manifest"]
-    ):
+    manifest = run_task({"task": "probe", "device": "cuda", "models": []})["result"]["manifest"]
+    if reason := unsupported_reason(Configuration(model="x:cnn", batch_size=4, precision=precision), manifest):
         pytest.skip(reason)
     assert reply["status"] == "ok", reply
     result = reply["result"]

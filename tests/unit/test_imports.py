@@ -34,6 +34,7 @@ DOORS = {"__init__", "__main__"}
 SOLE_IMPORTERS = {
     "torch_geometric": {"training"},
     "optuna": {"training"},
+    "ray": {"collect"},
     "sklearn": {"training"},
     "matplotlib": {"training"},
     "torch": {"training", "corpus", "export", "model_sources", "collect"},
@@ -116,7 +117,18 @@ def test_importing_the_package_loads_neither_numpy_nor_onnx():
     "module", ["predictor", "checkpoint", "features", "onnx_io", "communication", "score", "cli.app"]
 )
 def test_nothing_on_the_way_to_a_prediction_imports_the_training_stack(module):
-    heavy = {"torch", "torch_geometric", "pandas", "pyarrow", "sklearn", "scipy", "timm", "transformers", "optuna"}
+    heavy = {
+        "torch",
+        "torch_geometric",
+        "pandas",
+        "pyarrow",
+        "sklearn",
+        "scipy",
+        "timm",
+        "transformers",
+        "optuna",
+        "ray",
+    }
     assert not heavy & loaded_modules(f"import gnnpred.{module}")
 
 
@@ -130,4 +142,4 @@ def test_predicting_imports_neither_torch_nor_pandas():
     )
     loaded = loaded_modules(code)
     assert "onnxruntime" in loaded
-    assert not {"torch", "torch_geometric", "pandas", "pyarrow", "sklearn", "scipy", "onnxscript"} & loaded
+    assert not {"torch", "torch_geometric", "pandas", "pyarrow", "sklearn", "scipy", "onnxscript", "ray"} & loaded

@@ -39,6 +39,18 @@ def test_optimizers_multiply_training_alone(tmp_path):
     ]  # fmt: skip
 
 
+def test_gpus_and_strategies_multiply_what_exchanges_gradients(tmp_path):
+    recipe = load(
+        tmp_path,
+        SWEEP + 'gpus = [1, 2, 4]\nnodes = [1, 2]\nstrategies = ["ddp", "fsdp"]\nphases = ["train", "inference"]\n',
+    )
+    assert [(c.phase, c.gpus, c.nodes, c.strategy) for c in recipe.configurations] == [
+        (Phase.TRAIN, 1, 1, ""), (Phase.INFERENCE, 1, 1, ""),
+        *((Phase.TRAIN, 2, nodes, strategy) for nodes in (1, 2) for strategy in ("ddp", "fsdp")),
+        *((Phase.TRAIN, 4, nodes, strategy) for nodes in (1, 2) for strategy in ("ddp", "fsdp")),
+    ]  # fmt: skip
+
+
 def test_comments_do_not_make_another_recipe_and_steps_do(tmp_path):
     plain = load(tmp_path, SWEEP)
     assert load(tmp_path, "# a comment\n" + SWEEP).recipe_id == plain.recipe_id
@@ -57,6 +69,8 @@ def test_comments_do_not_make_another_recipe_and_steps_do(tmp_path):
         (SWEEP + 'precisions = ["fp23"]\n', ("unknown precision 'fp23'", "did you mean 'fp32'?")),
         (SWEEP + 'optimizers = ["adamv"]\n', ("'adamv'", "did you mean 'adam'?")),
         (SWEEP + 'phases = ["trian"]\n', ("'trian'", "did you mean 'train'?")),
+        (SWEEP + 'strategies = ["fdsp"]\n', ("'fdsp'", "did you mean 'fsdp'?")),
+        (SWEEP + "gpus = [1, 3]\nnodes = [2]\n", ("no number of gpus [1, 3] can be spread evenly over [2] nodes",)),
         (SWEEP + "image_sizes = [0]\n", ("image_sizes must be at least 1",)),
         (SWEEP + "compile = [1]\n", ("compile holds 1", "bool")),
         (SWEEP + "seq_lens = 128\n", ("seq_lens must be a list",)),

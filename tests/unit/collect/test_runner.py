@@ -7,10 +7,12 @@ import sqlite3
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from gnnpred.collect.local_engine import LocalEngine
 from gnnpred.collect.recipe import Configuration, MeasureSettings, Recipe
 from gnnpred.collect.runner import collect, unsupported_reason
 from gnnpred.collect.store import STORE_FILE, CollectionStore
@@ -71,7 +73,7 @@ def test_tf32_rows_say_that_matmul_uses_it(tmp_path, monkeypatch):
     from gnnpred.collect import table as tables
 
     with CollectionStore(out) as store:
-        row = store.rows()[0]
+        row = next(row for row in store.rows() if row.status == "ok")
     cells = tables._run_cells(recipe.configurations[1], row, ("m.onnx", ""), recipe)
     assert run_of_row({name: str(value) for name, value in cells.items()}).job.tf32_matmul
 
@@ -157,8 +159,8 @@ def test_overlapped_work_leaves_the_device_idle_less_than_35_per_cent_and_gives_
     busy = tmp_path / "busy"
     for name, value in (("DELAY_S", 0.5), ("IMPORT_S", 0.4), ("EXPORT_S", 1.0), ("BUSY", busy)):
         monkeypatch.setenv(f"STAND_IN_{name}", str(value))
-    run(recipe, tmp_path / "overlapped", overlapped=True)
-    spans = [tuple(map(float, line.split())) for line in busy.read_text().splitlines()]
+    run(recipe, tmp_path / "overlapped", make_engine=partial(LocalEngine, overlaps=True, max_ahead=2))
+    spans = [tuple(map(float, line.split()[:2])) for line in busy.read_text().splitlines()]
     assert len(spans) == 12
     assert all(spans[i][1] <= spans[i + 1][0] for i in range(11)), "two measurements at once disturb each other"
     assert 1 - sum(end - begin for begin, end in spans) / (spans[-1][1] - spans[0][0]) < 0.35
@@ -166,18 +168,23 @@ def test_overlapped_work_leaves_the_device_idle_less_than_35_per_cent_and_gives_
 
 
 PROGRAM = """
+import functools
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
+from gnnpred.collect.local_engine import LocalEngine
 from gnnpred.collect.runner import collect
 from tests.unit.collect.test_runner import WORKER, recipe_of
-collect(recipe_of("good", "crash", batches=range(1, 7)), Path(sys.argv[2]), device="cpu", worker_command=WORKER)
+num_lanes = int(sys.argv[3])
+make_engine = functools.partial(LocalEngine, num_lanes=num_lanes, overlaps=num_lanes > 1)
+recipe = recipe_of("good", "crash", batches=range(1, 7))
+collect(recipe, Path(sys.argv[2]), device="cpu", make_engine=make_engine, worker_command=WORKER)
 """
 
 
-def start(out, delay_s, log):
+def start(out, delay_s, log, *, num_lanes=1):
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(ROOT), str(out)],
+        [sys.executable, "-c", PROGRAM, str(ROOT), str(out), str(num_lanes)],
         env={"STAND_IN_DELAY_S": str(delay_s), "STAND_IN_LOG": str(log), "PATH": "/usr/bin:/bin"},
         stderr=subprocess.PIPE,
         # a job that a shell put into the background ignores interrupts, and would hand that on
@@ -191,12 +198,13 @@ def content(out):
         return rows, store.graphs(), table(out / "runs.csv")
 
 
-def test_killed_five_times_at_random_and_resumed_equals_an_uninterrupted_run(tmp_path, log):
-    assert start(tmp_path / "whole", 0, log).wait(60) == 0
+@pytest.mark.parametrize("num_lanes", [1, 2])
+def test_killed_five_times_at_random_and_resumed_equals_an_uninterrupted_run(tmp_path, log, num_lanes):
+    assert start(tmp_path / "whole", 0, log).wait(600) == 0
     killed = tmp_path / "killed"
     num_kills, seed = 0, random.Random(5)
     for _ in range(5):
-        process = start(killed, 0.1, log)
+        process = start(killed, 0.3 * num_lanes, log, num_lanes=num_lanes)
         before = log.stat().st_size
         while process.poll() is None and log.stat().st_size == before:  # at work, not still importing
             time.sleep(0.01)
@@ -205,7 +213,7 @@ def test_killed_five_times_at_random_and_resumed_equals_an_uninterrupted_run(tmp
         num_kills += process.wait() == -signal.SIGKILL
         process.stderr.close()
     assert num_kills == 5
-    assert start(killed, 0, log).wait(60) == 0
+    assert start(killed, 0, log, num_lanes=num_lanes).wait(600) == 0
     assert content(killed) == content(tmp_path / "whole")
     assert len(content(killed)[0]) == 12
 
@@ -237,6 +245,20 @@ def test_interrupting_ends_the_worker_and_leaves_the_tables(tmp_path, log):
     ],
 )
 def test_a_gpu_without_the_unit_is_told_before_anything_runs(precision, capability, words):
-    reason = unsupported_reason(precision, {"device": "cuda", "gpu": "T4", "compute_capability": capability})
+    manifest = {"device": "cuda", "gpu": "T4", "compute_capability": capability}
+    reason = unsupported_reason(Configuration(model="x:good", batch_size=1, precision=precision), manifest)
     assert words in reason
     assert bool(reason) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ({"gpus": 4, "strategy": "ddp"}, ""),
+        ({"gpus": 8, "strategy": "ddp"}, "needs 8 GPUs, there are 4"),
+        ({"gpus": 8, "nodes": 2, "strategy": "ddp"}, "needs 2 nodes, there are 1"),
+    ],
+)
+def test_more_gpus_or_nodes_than_there_are_is_told_before_anything_runs(layout, words):
+    manifest = {"device": "cuda", "gpu": "H100", "compute_capability": 9.0, "num_gpus": 4}
+    assert unsupported_reason(Configuration(model="x:good", batch_size=1, **layout), manifest) == words
