@@ -58,8 +58,8 @@ def tune(
     ] = "local",
     ray_address: Annotated[
         str | None,
-        typer.Option("--ray-address", metavar="ADDRESS", help="The cluster of --engine ray [RAY_ADDRESS, otherwise one "
-                     "started here]."),
+        typer.Option("--ray-address", metavar="HOST:PORT", help="Cluster of --engine ray, auto or local [RAY_ADDRESS, "
+                     "otherwise local: one started here]."),
     ] = None,
     test_seeds: Annotated[
         int,
@@ -83,7 +83,7 @@ def tune(
             import ray  # noqa: F401  before anything is read
         ray_address = ray_address or os.environ.get("RAY_ADDRESS")
     elif ray_address is not None:
-        raise UsageError("--ray-address is of --engine ray")
+        raise UsageError("--ray-address goes with --engine ray")
     with needs_extra("train"):
         from gnnpred.cli.trial_table import trial_display
         from gnnpred.training.recipe import find_recipe, load_recipe
@@ -101,7 +101,7 @@ def tune(
                     path.stem, settings, checked, datasets=datasets, work=work, trials=trials, storage=storage,
                     objectives=parse_objectives(objectives), out=out or Path("runs") / (study or path.stem),
                     study_name=study, engine=engine, num_workers=workers,
-                    ray_address=ray_address, test_seeds=test_seeds, on_progress=advance,
+                    ray_address=ray_address or "local", test_seeds=test_seeds, on_progress=advance,
                     on_trials=show,
                 )  # fmt: skip
         except KeyboardInterrupt:

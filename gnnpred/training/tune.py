@@ -25,6 +25,8 @@ from gnnpred.training.tuning.study import Search, num_finished, open_study, run_
 from gnnpred.training.tuning.trials import OnTrials, trial_rows
 from gnnpred.training.tuning.workers import LocalPool, WorkerPool, run_on_workers
 
+LOCAL_RAY = "local"
+
 
 def tune_recipe(
     name: str,
@@ -40,7 +42,7 @@ def tune_recipe(
     study_name: str | None = None,
     engine: str = "local",
     num_workers: int = 1,
-    ray_address: str | None = None,
+    ray_address: str = LOCAL_RAY,
     test_seeds: int = 0,
     num_encoders: int = 2,
     on_progress: Progress = lambda what, done, total: None,
@@ -50,7 +52,7 @@ def tune_recipe(
 
     ``storage`` is a database URL or a journal file, an SQLite file in ``work`` without one; commands that name the same
     study share it. ``num_workers`` processes run trials: this one alone, several here, or actors on a Ray cluster
-    (``engine`` "ray"; ``ray_address`` None starts a Ray here). ``on_trials`` is told the trials as they go on.
+    (``engine`` "ray"; ``ray_address`` "local" starts a Ray here). ``on_trials`` is told the trials as they go on.
     ``test_seeds`` ensembles of the default and the tuned recipe are scored on the families that were set aside.
     """
     if storage is None:
@@ -86,20 +88,18 @@ def tune_recipe(
     return result
 
 
-def _check_storage(storage: str, *, is_pooled: bool, ray_address: str | None) -> None:
+def _check_storage(storage: str, *, is_pooled: bool, ray_address: str) -> None:
     """Whether all workers can reach it."""
     if is_pooled and is_one_process(storage):
         raise UsageError("several workers cannot share an SQLite database in memory: name a file")
-    if ray_address is not None and is_one_machine(storage):
+    if ray_address != LOCAL_RAY and is_one_machine(storage):
         raise UsageError(
             f"workers on other machines cannot share the SQLite file of {shown_storage(storage)}: give --storage the "
             "URL of a database server, or journal:FILE on a file system that all of them mount"
         )
 
 
-def _pool_of(
-    search: Search, digests: dict[str, str], engine: str, num_workers: int, ray_address: str | None
-) -> WorkerPool:
+def _pool_of(search: Search, digests: dict[str, str], engine: str, num_workers: int, ray_address: str) -> WorkerPool:
     # workers start in folders of their own
     absolute = replace(
         search, datasets=search.datasets.resolve(), work=search.work.resolve(), storage=absolute_storage(search.storage)

@@ -1,44 +1,34 @@
 """Workers of a study on a Ray cluster: actors of one core each."""
 
+import contextlib
 import itertools
-import logging
 import os
 import time
 from pathlib import Path
 from typing import Any
 
-from gnnpred.errors import GnnpredError
+import ray
+
+from gnnpred.collect.ray_cluster import connect_ray, line_of
 from gnnpred.training.tuning.study import Search
 from gnnpred.training.tuning.workers import Event, TrialWorker, portable_error, worker_name
 
-_OBJECT_STORE_BYTES = 100_000_000  # workers exchange no data: near Ray's least
-
 
 class RayPool:
-    """Actors on the cluster at ``address``, or on a Ray started here for as long as the pool lives."""
+    """Actors on the cluster at ``address``; ``local`` is a Ray of ``num_workers`` cores for as long as the pool lives.
 
-    def __init__(self, search: Search, digests: dict[str, str], num_workers: int, address: str | None) -> None:
-        import ray
+    Raises UsageError for what is no address, GnnpredError where no cluster answers or none can be started.
+    """
 
-        self._ray = ray
+    def __init__(self, search: Search, digests: dict[str, str], num_workers: int, address: str) -> None:
         self._numbers = itertools.count()
         self._actors: dict[str, Any] = {}
         self._pending: dict[Any, str] = {}  # reference to what an actor does -> worker
         environment = {"OMP_NUM_THREADS": "1"}
-        options: dict[str, Any] = {"address": address}
-        if address is None:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if address == "local":
             root = str(Path(__file__).parents[3])
             environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-            options = {
-                "address": "local", "num_cpus": num_workers, "include_dashboard": False,
-                "object_store_memory": _OBJECT_STORE_BYTES,
-            }  # fmt: skip
-        try:
-            ray.init(**options, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": environment})
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise GnnpredError(f"cannot use Ray{f' at {address}' if address else ''}: {reason}") from error
+        connect_ray(address, num_cpus=num_workers, runtime_env={"env_vars": environment})
         self._job = ray.get_runtime_context().get_job_id()
         self._make = ray.remote(num_cpus=1, max_restarts=0)(_Actor)
         self._arguments = (search, digests)
@@ -53,7 +43,6 @@ class RayPool:
         self._pending[self._actors[worker].run_trial.remote()] = worker
 
     def wait(self, timeout_s: float) -> list[Event]:
-        ray = self._ray
         if not self._pending:
             time.sleep(timeout_s)
             return []
@@ -65,7 +54,7 @@ class RayPool:
                 error = ray.get(reference)
             except ray.exceptions.RayError as death:  # what it raises itself it returns
                 del self._actors[worker]
-                reason = f"the last one: {str(death).strip().splitlines()[0]}"
+                reason = f"the last one: {line_of(death)}"
                 events.append(Event(worker, has_died=True, reason=reason))
                 continue
             if error is not None:
@@ -75,8 +64,9 @@ class RayPool:
 
     def close(self) -> None:
         for actor in self._actors.values():
-            self._ray.kill(actor)
-        self._ray.shutdown()
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(actor)
+        ray.shutdown()
 
 
 class _Actor:
