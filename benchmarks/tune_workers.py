@@ -2,10 +2,10 @@
 
     python benchmarks/tune_workers.py [--trials 12] [--epochs 30] [--storage sqlite|journal] [--check]
 
-Every worker needs a core of its own: on a machine that does anything else the ratio says how busy that is, which the CPU
-time per trial beside it shows. The recipe is `smoke` with more epochs; all trials cost alike (what is searched changes no
-cost, and nothing is pruned). Counted from the start of the first trial to the end of the last, as the study has them, so
-that importing and encoding, which a study of hours does once, are left out.
+Every worker needs a core of its own: on a machine that does anything else the ratio says how busy that is, which the
+CPU time per trial beside it shows. The recipe is `smoke` with more epochs; all trials cost alike (what is searched
+changes no cost, and nothing is pruned). Counted from the start of the first trial to the end of the last, as the study
+has them, so that importing and encoding, which a study of hours does once, are left out.
 """
 
 import argparse
