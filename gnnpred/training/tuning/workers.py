@@ -89,7 +89,7 @@ def run_on_workers(
     on_progress: Progress,
     on_change: Callable[[], None],
 ) -> None:
-    """Have ``num_workers`` workers run trials until the study, with those of others, has ``trials`` finished ones.
+    """Have up to ``num_workers`` workers run trials until the study, with those of others, has ``trials`` finished ones.
 
     No more are begun than that; those begun are waited for. A worker that dies is replaced and its trial queued again.
     Raises GnnpredError where they die one after another. ``on_change`` is called every ``POLL_S`` or sooner.
@@ -98,7 +98,7 @@ def run_on_workers(
     waiting: list[str] = []
     deaths = 0
     try:
-        for _ in range(num_workers):
+        for _ in range(min(num_workers, max(1, trials - num_finished(study)))):
             pool.start()
         while True:
             finished = num_finished(study)
@@ -188,7 +188,7 @@ class LocalPool:
         process = self._processes.pop(worker)
         self._connections.pop(worker).close()
         process.join(END_S)
-        hint = " (the system may have run out of memory)" if process.exitcode == -signal.SIGKILL else ""
+        hint = " (the system may have run out of memory)" if process.exitcode == -9 else ""
         return f"the last one ended with exit code {process.exitcode}{hint}"
 
 
