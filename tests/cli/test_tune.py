@@ -233,3 +233,24 @@ def test_wrong_options_are_one_line(cli, arguments, options, text):
     assert outcome.code in (1, 2)
     assert outcome.is_one_error_line(), outcome
     assert text in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (
+            '"train.learning_rat" = { kind = "float", low = 1e-3, high = 1e-2 }',
+            "unknown parameter 'train.learning_rat'",
+        ),
+        ('"train.learning_rate" = { kind = "float", low = 1e-2, high = 1e-3 }', "'train.learning_rate': empty range"),
+    ],
+)
+def test_a_wrong_search_space_is_one_line(cli, arguments, tmp_path, line, text):
+    space = tmp_path / "space.toml"
+    shipped = find_recipe("smoke").with_name("smoke_search_space.toml").read_text()
+    space.write_text(shipped.partition("[parameters]")[0] + f"[parameters]\n{line}\n")
+    outcome = cli(*arguments, "--space", space)
+    assert outcome.code == 1, outcome
+    assert outcome.is_one_error_line(), outcome
+    assert text in outcome.err
+    assert "space.toml" in outcome.err

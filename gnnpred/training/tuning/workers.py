@@ -89,7 +89,7 @@ def run_on_workers(
     on_progress: Progress,
     on_change: Callable[[], None],
 ) -> None:
-    """Have up to ``num_workers`` workers run trials until the study, with those of others, has ``trials`` finished ones.
+    """Have up to ``num_workers`` workers run trials until the study has ``trials`` finished ones, others' included.
 
     No more are begun than that; those begun are waited for. A worker that dies is replaced and its trial queued again.
     Raises GnnpredError where they die one after another. ``on_change`` is called every ``POLL_S`` or sooner.
