@@ -19,17 +19,9 @@ from optuna.trial import Trial
 from gnnpred.checkpoint import blend
 from gnnpred.errors import UsageError
 from gnnpred.metrics import summarise_errors
-from gnnpred.training.experiments import (
-    Corpus,
-    Fold,
-    Progress,
-    RecipeSettings,
-    blend_networks,
-    fit_fold,
-    partners_of,
-    row_weights,
-)
+from gnnpred.training.experiments import Corpus, Fold, Progress, RecipeSettings, partners_of, row_weights
 from gnnpred.training.loop import predict_rows
+from gnnpred.training.networks import blend_networks, fit_fold
 from gnnpred.training.recipe import with_values
 from gnnpred.training.search_space import Parameter, SearchSpace, Stage
 from gnnpred.training.trees import fit_trees, roofline_of, summed_features

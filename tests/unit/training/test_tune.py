@@ -11,9 +11,10 @@ pytest.importorskip("optuna")
 import optuna
 
 from gnnpred.errors import UsageError
-from gnnpred.training.experiments import Member, RecipeSettings, fit_fold, load_encoded_corpus, partners_of, row_weights
+from gnnpred.training.experiments import Member, RecipeSettings, load_encoded_corpus, partners_of, row_weights
 from gnnpred.training.loop import TrainSettings, predict_rows
 from gnnpred.training.model import ModelSettings
+from gnnpred.training.networks import fit_fold
 from gnnpred.training.search_space import Parameter, SearchSpace, Stage
 from gnnpred.training.tuning import objective as objectives
 from gnnpred.training.tuning.objective import Objective, inner_folds, outer_fold, stage_settings, suggest
