@@ -26,16 +26,9 @@ from gnnpred.corpus.store import MeasurementRow, load_graphs, load_rows  # noqa:
 from gnnpred.inference_correction import CORRECTION_POWER  # noqa: E402
 from gnnpred.training.calibration_scores import draws_of, is_reported, machines_of  # noqa: E402
 from gnnpred.training.data import FlatRows  # noqa: E402
-from gnnpred.training.experiments import (  # noqa: E402
-    Corpus,
-    Fold,
-    RecipeSettings,
-    blend_networks,
-    folds_of,
-    load_corpus,
-    load_networks,
-)
+from gnnpred.training.experiments import Corpus, Fold, RecipeSettings, folds_of, load_corpus  # noqa: E402
 from gnnpred.training.loop import predict_rows  # noqa: E402
+from gnnpred.training.networks import blend_networks, load_networks  # noqa: E402
 from gnnpred.training.recipe import find_recipe, load_recipe  # noqa: E402
 from gnnpred.training.rows import encode_rows  # noqa: E402
 from gnnpred.training.trees import fit_trees, roofline_of, summed_features  # noqa: E402

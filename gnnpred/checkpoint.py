@@ -202,11 +202,11 @@ class Checkpoint:
 
     @cached_property
     def _session(self):
-        return _open_session(self._model_bytes)
+        return open_session(self._model_bytes)
 
     @cached_property
     def _trees_session(self):
-        return _open_session(self._trees_bytes)
+        return open_session(self._trees_bytes)
 
     def run(
         self, arrays: GraphArrays, *, specs_known: bool, summary: np.ndarray | None = None
@@ -222,19 +222,7 @@ class Checkpoint:
         self, arrays: GraphArrays, *, specs_known: bool, summary: np.ndarray | None
     ) -> tuple[np.ndarray, float, float]:
         """:meth:`run`, and log(networks' / trees' time) of the step: 0 without trees."""
-        feed = {
-            "node_features": arrays.node_features,
-            "kind_idx": arrays.kind_idx,
-            "physics_ms": arrays.physics_ms,
-            "count": arrays.count,
-            "in_edges": arrays.in_edges,
-            "out_edges": arrays.out_edges,
-            "globals": arrays.globals[None],
-            "specs_known": np.array([specs_known], np.float32),
-            "host_launches": np.array([arrays.host_launches], np.float32),
-            "host_copy_ms": np.array([arrays.host_copy_ms], np.float32),
-        }
-        op_ms, step_ms = self._session.run(["op_ms", "step_ms"], feed)
+        op_ms, step_ms = self._session.run(["op_ms", "step_ms"], network_inputs(arrays, specs_known=specs_known))
         step, log_disagreement = float(step_ms[0]), 0.0
         if self._trees_bytes:
             trees_ms = self._trees_ms(arrays, _summary(arrays) if summary is None else summary)
@@ -381,13 +369,30 @@ def blend(gnn_ms: np.ndarray | float, trees_ms: np.ndarray | float, tree_weight:
     return np.exp((1 - tree_weight) * np.log(gnn_ms) + tree_weight * np.log(trees_ms))
 
 
+def network_inputs(arrays: GraphArrays, *, specs_known: bool) -> dict[str, np.ndarray]:
+    """One graph as the inputs of ``model.onnx``."""
+    return {
+        "node_features": arrays.node_features,
+        "kind_idx": arrays.kind_idx,
+        "physics_ms": arrays.physics_ms,
+        "count": arrays.count,
+        "in_edges": arrays.in_edges,
+        "out_edges": arrays.out_edges,
+        "globals": arrays.globals[None],
+        "specs_known": np.array([specs_known], np.float32),
+        "host_launches": np.array([arrays.host_launches], np.float32),
+        "host_copy_ms": np.array([arrays.host_copy_ms], np.float32),
+    }
+
+
 def _summary(arrays: GraphArrays) -> np.ndarray:
     """(1, len(SUMMARY_FEATURE_NAMES)) float32."""
     first = np.zeros(1, np.int64)
     return summarise_graphs(arrays.node_features, arrays.physics_ms, arrays.count, arrays.globals[None], first)
 
 
-def _open_session(model_bytes: bytes):
+def open_session(model_bytes: bytes):
+    """An onnxruntime session as predictions use it."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

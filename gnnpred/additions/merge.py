@@ -85,62 +85,93 @@ def add_collection(
     )
     previous = state.collections.get(name, {})
     accepted = frozenset(accept) | frozenset(previous.get("accepted", ()))
-    before: dict[str, list[Mark]] = {
-        row_id: [Mark(**mark) for mark in marks] for row_id, marks in previous.get("rows", {}).items()
-    }
-    marks: dict[str, Sequence[Mark]] = dict(before)
-    num_not_predicted, checkpoint = 0, ""
-    if any(each.row.row_id not in before for each in found.rows):
-        predictor = make_predictor()
-        checkpoint = predictor.checkpoint.card.name
-        judged, num_not_predicted = marks_of(
-            found.rows, predictor, on_row=lambda done, total: on_progress("rows compared with predictions", done, total)
-        )
-        # what was judged before stays, so that adding again after a retraining moves nothing
-        marks = {each.row.row_id: judged.get(each.row.row_id, []) for each in found.rows} | before
-    own = [_flagged(each.row, marks[each.row.row_id], accepted) for each in found.rows]
+    judgement = _judge(found, previous, make_predictor, on_progress)
+    own = [_flagged(each.row, judgement.marks[each.row.row_id], accepted) for each in found.rows]
     rows = _merged(state.rows, [row for row in own if row.gpus == 1])
     multi_gpu_rows = _merged(state.multi_gpu_rows, [row for row in own if row.gpus > 1])
-    splits = {
-        split: make_split(
-            split,
-            for_balance(rows, multi_gpu_rows),
-            known=state.splits[split].fold_by_group if split in state.splits else None,
-        )
-        for split in SPLITS
-    }
-    files = _changed_files(
-        state,
-        _Target(
-            rows=rows,
-            multi_gpu_rows=multi_gpu_rows,
-            splits=splits,
-            found=found,
-            new_devices=new_devices,
-            name=name,
-            record=_record(collection, name, found, marks, accepted, previous),
-        ),
+    target = _Target(
+        rows=rows,
+        multi_gpu_rows=multi_gpu_rows,
+        splits=_splits_of(rows, multi_gpu_rows, state),
+        found=found,
+        new_devices=new_devices,
+        name=name,
+        record=_record(collection, name, found, judgement.marks, accepted, previous),
     )
+    files = _changed_files(state, target)
     if files and not dry_run:
         replace_files(state, files)
-    own_ids = frozenset(row.row_id for row in own)
-    after = [row for row in (*rows, *multi_gpu_rows) if row.row_id in own_ids]
+    return _report(collection, state, target, judgement, files, notes, is_dry_run=dry_run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Judgement:
+    marks: Marks
+    num_not_predicted: int = 0
+    checkpoint: str = ""  # "" where every row had been judged before
+
+
+def _judge(
+    found: CollectedCorpus,
+    previous: Mapping[str, Any],
+    make_predictor: Callable[[], Predictor],
+    on_progress: OnProgress,
+) -> _Judgement:
+    """What speaks against each row. What was said before stays, so that adding again after training moves nothing."""
+    before: dict[str, Sequence[Mark]] = {
+        row_id: [Mark(**mark) for mark in marks] for row_id, marks in previous.get("rows", {}).items()
+    }
+    own_ids = [each.row.row_id for each in found.rows]
+    if all(row_id in before for row_id in own_ids):
+        return _Judgement(marks=before)
+    predictor = make_predictor()
+    marks, num_not_predicted = marks_of(
+        found.rows, predictor, on_row=lambda done, total: on_progress("rows compared with predictions", done, total)
+    )
+    return _Judgement(
+        marks={row_id: marks.get(row_id, []) for row_id in own_ids} | before,
+        num_not_predicted=num_not_predicted,
+        checkpoint=predictor.checkpoint.card.name,
+    )
+
+
+def _splits_of(
+    rows: Sequence[MeasurementRow], multi_gpu_rows: Sequence[MeasurementRow], state: CorpusState
+) -> dict[str, Split]:
+    known = {name: split.fold_by_group for name, split in state.splits.items()}
+    return {name: make_split(name, for_balance(rows, multi_gpu_rows), known=known.get(name)) for name in SPLITS}
+
+
+def _report(
+    collection: Collection,
+    state: CorpusState,
+    target: "_Target",
+    judgement: _Judgement,
+    files: Sequence[tuple[Path, Writer]],
+    notes: Sequence[str],
+    *,
+    is_dry_run: bool,
+) -> AddReport:
+    found, marks = target.found, judgement.marks
+    own_ids = frozenset(each.row.row_id for each in found.rows)
+    own = [row for row in (*target.rows, *target.multi_gpu_rows) if row.row_id in own_ids]
     known_ids = {row.row_id for row in state.all_rows}
+    known_families = state.splits["family"].fold_by_group if "family" in state.splits else {}
     return AddReport(
-        collection=name,
-        datasets=datasets,
+        collection=target.name,
+        datasets=state.folder,
         recipe=collection.recipe,
         device=collection.device,
-        is_dry_run=dry_run,
+        is_dry_run=is_dry_run,
         is_changed=bool(files),
         num_rows=len(own),
         num_new=len(own_ids - known_ids),
-        num_used=sum(row.used_for_training for row in after),
+        num_used=sum(row.used_for_training for row in own),
         num_multi_gpu=sum(row.gpus > 1 for row in own),
         failed=collection.failed,
         without_graph=dict(Counter(row.excluded_reason for row in own if row.excluded_reason).most_common()),
-        num_not_predicted=num_not_predicted,
-        checkpoint=checkpoint,
+        num_not_predicted=judgement.num_not_predicted,
+        checkpoint=judgement.checkpoint,
         marked=tuple(
             MarkedRow(
                 row_id=row.row_id,
@@ -149,27 +180,27 @@ def add_collection(
                 marks=tuple(marks[row.row_id]),
                 is_accepted=not (row.suspect or row.unstable),
             )
-            for row in after
+            for row in own
             if marks[row.row_id]
         ),
-        repeats=repeats_of(own_ids, (*rows, *multi_gpu_rows)),
-        elsewhere=measured_elsewhere(after, state.all_rows),
+        repeats=repeats_of(own_ids, (*target.rows, *target.multi_gpu_rows)),
+        elsewhere=measured_elsewhere(own, state.all_rows),
         num_graphs=len(found.graphs),
         num_new_graphs=sum(graph_id not in state.graphs for graph_id in found.graphs),
         new_architectures={
-            row.model: splits["architecture"].fold_by_group[row.architecture]
-            for row in after
+            row.model: target.splits["architecture"].fold_by_group[row.architecture]
+            for row in own
             if row.architecture in found.new_architectures
         },
         new_families={
             family: fold
-            for family, fold in splits["family"].fold_by_group.items()
-            if "family" not in state.splits or family not in state.splits["family"].fold_by_group
+            for family, fold in target.splits["family"].fold_by_group.items()
+            if family not in known_families
         },
         num_operators=len(found.operators),
         num_short_operators=found.num_short_operators,
         notes=tuple(notes),
-        files=tuple(str(path.relative_to(datasets)) for path, _ in files),
+        files=tuple(str(path.relative_to(state.folder)) for path, _ in files),
     )
 
 

@@ -1,14 +1,22 @@
 """gnnpred tune: search better settings of a recipe."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gnnpred.cli.options import AsJson
+
 if TYPE_CHECKING:
-    from gnnpred.training.tune import TuneResult
+    from optuna.trial import FrozenTrial
+
+    from gnnpred.training.tuning.results import TuneResult
 
 _NUM_SHOWN = 10
+_ENGINES = ("local", "ray")
+_COSTS = (("latency x", "latency_ratio", 1.0), ("kB", "size_bytes", 1e-3))
 
 
 def tune(
@@ -22,10 +30,16 @@ def tune(
     ] = 50,
     storage: Annotated[
         str | None,
-        typer.Option("--storage", metavar="URL", help="Database of the study, shared by workers that name the same "
-                     "one: sqlite:///FILE, postgresql://..., mysql://... [sqlite file tune.db in --work]."),
+        typer.Option("--storage", metavar="URL|journal:FILE", help="Where the study is kept, shared by commands that "
+                     "name the same one: sqlite:///FILE, postgresql://..., mysql://..., or a journal (journal:FILE, or "
+                     "a path that ends in .log or .journal) [sqlite file tune.db in --work]."),
     ] = None,
     study: Annotated[str | None, typer.Option("--study", metavar="NAME", help="Name of the study [RECIPE].")] = None,
+    objectives: Annotated[
+        str,
+        typer.Option("--objectives", metavar="LIST", help="error, or error with latency, size or both: the trials that "
+                     "no other betters in all of them are written as recipes (Pareto front)."),
+    ] = "error",
     space: Annotated[
         Path | None,
         typer.Option("--space", metavar="FILE", help="What to search [trainers/RECIPE_search_space.toml, or "
@@ -34,6 +48,18 @@ def tune(
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FOLDER", help="Where best.toml, trials.csv and plots go [runs/STUDY]."),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, help="Trials at once, each on a core of its own.")
+    ] = 1,
+    engine: Annotated[
+        str,
+        typer.Option("--engine", metavar="local|ray", help="Where workers run: processes here, or a Ray cluster."),
+    ] = "local",
+    ray_address: Annotated[
+        str | None,
+        typer.Option("--ray-address", metavar="HOST:PORT", help="Cluster of --engine ray, auto or local [RAY_ADDRESS, "
+                     "otherwise local: one started here]."),
     ] = None,
     test_seeds: Annotated[
         int,
@@ -44,27 +70,67 @@ def tune(
     work: Annotated[
         Path, typer.Option("--work", metavar="FOLDER", help="Encoded rows and, without --storage, the study.")
     ] = Path(".cache/training"),
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Search settings of a recipe on held-out families. Run again to go on, or elsewhere to help."""
     from gnnpred.cli.extras import needs_extra
-    from gnnpred.cli.render import plain
+    from gnnpred.errors import UsageError
 
+    if engine not in _ENGINES:
+        raise UsageError(f"unknown engine {engine!r}: choose one of {', '.join(_ENGINES)}")
+    if engine == "ray":
+        with needs_extra("ray"):
+            import ray  # noqa: F401  before anything is read
+        ray_address = ray_address or os.environ.get("RAY_ADDRESS")
+    elif ray_address is not None:
+        raise UsageError("--ray-address goes with --engine ray")
     with needs_extra("train"):
-        from gnnpred.cli.progress import progress_bar
+        from gnnpred.cli.trial_table import trial_display
         from gnnpred.training.recipe import find_recipe, load_recipe
         from gnnpred.training.search_space import default_space, load_space
         from gnnpred.training.tune import tune_recipe
+        from gnnpred.training.tuning.costs import parse_objectives
 
         path = find_recipe(recipe)
         settings = load_recipe(path)
         checked = load_space(space or default_space(path.stem), settings)
-        with progress_bar() as advance:
-            result = tune_recipe(
-                path.stem, settings, checked, datasets=datasets, work=work, trials=trials, storage=storage,
-                out=out or Path("runs") / (study or path.stem), study_name=study, test_seeds=test_seeds,
-                on_progress=advance,
-            )  # fmt: skip
-    _print_best(result)
+        names = [parameter.name for parameter in checked.parameters]
+        try:
+            with trial_display(names) as (advance, show):
+                result = tune_recipe(
+                    path.stem, settings, checked, datasets=datasets, work=work, trials=trials, storage=storage,
+                    objectives=parse_objectives(objectives), out=out or Path("runs") / (study or path.stem),
+                    study_name=study, engine=engine, num_workers=workers,
+                    ray_address=ray_address or "local", test_seeds=test_seeds, on_progress=advance,
+                    on_trials=show,
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            typer.echo("interrupted: finished trials are kept, the same command goes on", err=True)
+            raise typer.Exit(130) from None
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(result.as_dict(), indent=1))
+    else:
+        _print_result(result)
+
+
+def _print_result(result: "TuneResult") -> None:
+    from gnnpred.cli.render import plain
+
+    is_single = result.objectives == ("error",)
+    complete = result.complete
+    _print_trials(
+        complete[:_NUM_SHOWN] if is_single else result.front,
+        result,
+        title="best trials: mean error over the inner folds" if is_single else
+        "Pareto front: no trial is better in every objective",
+    )  # fmt: skip
+    typer.echo(f"{len(complete)} trials complete, {len(result.trials) - len(complete)} pruned")
+    if result.default_error_pct is not None:
+        best_pct = result.best.values[0]
+        change = (best_pct / result.default_error_pct - 1) * 100
+        typer.echo(f"the recipe itself: {result.default_error_pct:.2f} %; best: {best_pct:.2f} % ({change:+.1f} %)")
     typer.echo(plain(f"study {result.study_name} in {result.storage}"))
     typer.echo(f"written: {', '.join(str(file) for file in (result.recipe, *result.files))}")
     for name, reason in result.missing_plots.items():
@@ -78,29 +144,25 @@ def tune(
     )
 
 
-def _print_best(result: "TuneResult") -> None:
+def _print_trials(trials: Sequence["FrozenTrial"], result: "TuneResult", *, title: str) -> None:
     from rich.table import Table
 
     from gnnpred.cli.render import console
+    from gnnpred.cli.trial_table import values_text
 
-    complete = [trial for trial in result.trials if trial.state.name == "COMPLETE"]
-    complete.sort(key=lambda trial: (trial.value, trial.number))
-    table = Table(title="best trials: mean error over the inner folds", box=None, title_justify="left")
+    table = Table(title=title, box=None, title_justify="left")
     table.add_column("trial", justify="right")
     table.add_column("error %", justify="right")
+    costs = [(heading, name, scale) for heading, name, scale in _COSTS if name in result.best.user_attrs]
+    for heading, _, _ in costs:
+        table.add_column(heading, justify="right")
     table.add_column("what differs from the recipe")
-    for trial in complete[:_NUM_SHOWN]:
-        changes = [
-            f"{name.split('.')[-1]} {value:.3g}" if isinstance(value, float) else f"{name.split('.')[-1]} {value}"
-            for name, value in trial.params.items()
-            if value != result.defaults[name]
-        ]
-        table.add_row(str(trial.number), f"{trial.value:.2f}", ", ".join(changes) or "nothing: the recipe itself")
-    console().print(table)
-    pruned = len(result.trials) - len(complete)
-    typer.echo(f"{len(complete)} trials complete, {pruned} pruned")
-    if result.default_error_pct is not None:
-        change = (result.best.value / result.default_error_pct - 1) * 100
-        typer.echo(
-            f"the recipe itself: {result.default_error_pct:.2f} %; best: {result.best.value:.2f} % ({change:+.1f} %)"
+    for trial in trials:
+        changed = [name for name, value in trial.params.items() if value != result.defaults[name]]
+        table.add_row(
+            str(trial.number),
+            f"{trial.values[0]:.2f}",
+            *(f"{trial.user_attrs[name] * scale:.3g}" for _, name, scale in costs),
+            values_text(trial.params, changed) or "nothing: the recipe itself",
         )
+    console().print(table)

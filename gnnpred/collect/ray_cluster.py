@@ -49,22 +49,7 @@ class RayCluster:
 
     def connect(self) -> None:
         """Raises UsageError for what is no address, GnnpredError where no cluster answers or none can be started."""
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        if self.address == "local":
-            options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
-            if self._num_cpus is not None:
-                options["num_cpus"] = self._num_cpus
-        elif self.address != "auto":
-            check_address(self.address)
-        for tries_left in range(_MAX_STARTS - 1, -1, -1):
-            try:
-                ray.init(address=self.address, **options)
-                break
-            except Exception as error:  # Ray raises bare ones
-                if self.address == "local" and tries_left:
-                    continue  # its processes wait 15 s for each other: too little on a busy machine at the first time
-                raise GnnpredError(f"cannot use Ray at {self.address}: {line_of(error)}") from error
+        connect_ray(self.address, num_cpus=self._num_cpus)
         self._is_connected = True
 
     def choose_device(self, device: str | None) -> None:
@@ -170,6 +155,29 @@ class RayCluster:
 
     def _accelerator_need(self) -> dict[str, float]:
         return {} if self._accelerator is None else {_ACCELERATOR + self._accelerator: _ACCELERATOR_SHARE}
+
+
+def connect_ray(address: str, *, num_cpus: int | None = None, runtime_env: dict[str, Any] | None = None) -> None:
+    """``ray.init`` at ``HOST:PORT``, ``auto`` or ``local``: an instance of ``num_cpus`` cores, by default all.
+
+    Raises UsageError for what is no address, GnnpredError where no cluster answers or none can be started.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "runtime_env": runtime_env}
+    if address == "local":
+        options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+        if num_cpus is not None:
+            options["num_cpus"] = num_cpus
+    elif address != "auto":
+        check_address(address)
+    for tries_left in range(_MAX_STARTS - 1, -1, -1):
+        try:
+            ray.init(address=address, **options)
+            return
+        except Exception as error:  # Ray raises bare ones
+            if address == "local" and tries_left:
+                continue  # its processes wait 15 s for each other: too little on a busy machine at the first time
+            raise GnnpredError(f"cannot use Ray at {address}: {line_of(error)}") from error
 
 
 def check_address(address: str) -> None:

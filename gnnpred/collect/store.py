@@ -210,4 +210,6 @@ def read_store(folder: Path) -> tuple[dict[str, str], list[StoredRow]]:
                 )
             return meta, _rows_of(db)
     except (sqlite3.Error, ValueError) as error:
+        if "locked" in str(error):
+            raise InUseError(f"a collect is working in {folder}: wait for it") from error
         raise GnnpredError(f"{path} is damaged or no collection: {error}") from error

@@ -26,7 +26,8 @@ from gnnpred.training.communication_tracks import (
     write_table,
 )
 from gnnpred.training.evaluate import ENSEMBLE, require_networks, run_track
-from gnnpred.training.experiments import Corpus, Fold, RecipeSettings, load_encoded_corpus, load_networks
+from gnnpred.training.experiments import Corpus, Fold, RecipeSettings, load_encoded_corpus
+from gnnpred.training.networks import load_networks
 from gnnpred.training.release import export_onnx
 
 logger = logging.getLogger(__name__)

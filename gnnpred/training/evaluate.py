@@ -13,8 +13,9 @@ from gnnpred.corpus.splits import load_split
 from gnnpred.errors import GnnpredError
 from gnnpred.metrics import ErrorSummary, summarise_errors
 from gnnpred.training.baselines import fit_roofline_constants, predict_roofline
-from gnnpred.training.experiments import Corpus, Fold, RecipeSettings, folds_of, precision_pairs, predict_fold
+from gnnpred.training.experiments import Corpus, Fold, RecipeSettings, folds_of, precision_pairs
 from gnnpred.training.extra_rows import NEUSIGHT, ExtraRows
+from gnnpred.training.networks import predict_fold
 from gnnpred.training.trees import fit_trees, roofline_of, summed_features
 
 TRACKS = ("architecture", "family", "device", "neusight", "random", "blind", "blind_fp32")

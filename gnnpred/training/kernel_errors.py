@@ -10,9 +10,10 @@ import torch
 from gnnpred.checkpoint import blend
 from gnnpred.features import SPEC_FEATURE_NAMES
 from gnnpred.metrics import summarise_errors
-from gnnpred.training.experiments import Corpus, Fold, RecipeSettings, blend_networks, load_networks
+from gnnpred.training.experiments import Corpus, Fold, RecipeSettings
 from gnnpred.training.loop import OperatorRows
 from gnnpred.training.model import StepTimeGNN
+from gnnpred.training.networks import blend_networks, load_networks
 
 MIN_GROUP_ROWS = 20
 MIN_FIT_ROWS = 20  # of a group that gets an efficiency and a latency of its own

@@ -28,12 +28,11 @@ from gnnpred.training.experiments import (
     encoding_digest,
     folds_of,
     load_encoded_corpus,
-    load_networks,
-    train_folds,
 )
 from gnnpred.training.extra_rows import NEUSIGHT, load_extra_rows
 from gnnpred.training.intervals import MIN_FOLDS, MIN_QUANTILE_ROWS, fit_intervals
 from gnnpred.training.kernel_errors import kernel_table
+from gnnpred.training.networks import load_networks, train_folds
 from gnnpred.training.plots import write_parity_plots
 from gnnpred.training.ranges import training_ranges
 from gnnpred.training.release import write_checkpoint

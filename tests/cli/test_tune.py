@@ -16,6 +16,8 @@ pytest.importorskip("torch_geometric")
 pytest.importorskip("optuna")
 
 import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from gnnpred.training.recipe import find_recipe, load_recipe
 from tests.helpers.tiny_corpus import write_tiny_corpus
@@ -97,25 +99,33 @@ def test_a_study_goes_on_where_it_stopped(cli, arguments, tmp_path):
 # A worker that signs its trial every second, so that its death is seen within the test.
 WORKER = """
 import sys
-from gnnpred.training import tune
-tune.HEARTBEAT_S, tune.GRACE_S = 1, 2
+from gnnpred.training.tuning import objective, storage
+storage.HEARTBEAT_S, storage.GRACE_S = 1, 2
 if sys.argv[1] == "slow":
     import time
-    error_pct = tune.Objective.error_pct
+    error_pct = objective.Objective.error_pct
     def slow(self, *arguments, **options):
         if self.num_done >= 10:  # the first trial has 8 folds; then the second one never ends
             print("second trial", flush=True)
             time.sleep(600)
         self.num_done += 1
         return error_pct(self, *arguments, **options)
-    tune.Objective.num_done = 0
-    tune.Objective.error_pct = slow
+    objective.Objective.num_done = 0
+    objective.Objective.error_pct = slow
 from gnnpred.cli import run
 sys.exit(run(sys.argv[2:]))
 """
 
 
-def test_a_killed_worker_loses_its_running_trial_alone_and_that_is_run_again(arguments, tmp_path):
+def plain_storage(text: str) -> str | JournalStorage:
+    """The storage as Optuna's own tools open it."""
+    file = text.removeprefix("journal:")
+    return text if file == text else JournalStorage(JournalFileBackend(file))
+
+
+@pytest.mark.parametrize("kind", ["sqlite:///", "journal:"])
+def test_a_killed_worker_loses_its_running_trial_alone_and_that_is_run_again(arguments, tmp_path, kind):
+    arguments = [*arguments[:-1], f"{kind}{tmp_path / 'study'}"]
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     environment = {
@@ -128,14 +138,14 @@ def test_a_killed_worker_loses_its_running_trial_alone_and_that_is_run_again(arg
         assert worker.stdout.readline() == b"second trial\n", worker.stderr.read()
         worker.send_signal(signal.SIGKILL)
     storage = arguments[arguments.index("--storage") + 1]
-    kept, killed = optuna.load_study(study_name="smoke", storage=storage).trials
+    kept, killed = optuna.load_study(study_name="smoke", storage=plain_storage(storage)).trials
     assert kept.state is optuna.trial.TrialState.COMPLETE
     assert killed.state is optuna.trial.TrialState.RUNNING
     time.sleep(3)
     command[2] = "plain"
     resumed = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert resumed.returncode == 0, resumed.stderr
-    trials = optuna.load_study(study_name="smoke", storage=storage).trials
+    trials = optuna.load_study(study_name="smoke", storage=plain_storage(storage)).trials
     assert trials[0].value == kept.value
     assert trials[1].state is optuna.trial.TrialState.FAIL
     (again,) = [trial for trial in trials if trial.user_attrs.get("retry_of") == 1]
@@ -182,7 +192,9 @@ def free_port() -> int:
     ("storage", "code", "text"),
     [
         ("sqlite:////no/such/folder/study.db", 1, "unable to open database file"),
-        ("study.db", 2, "not a database URL"),
+        ("study.db", 2, "not a database URL or a journal"),
+        ("journal:/no/such/folder/study.log", 1, "/no/such/folder/study.log cannot be used: No such file"),
+        ("journal:", 2, "names no file"),
         (
             "mssql+pymssql://me:secret@host/name",
             2,
@@ -221,3 +233,24 @@ def test_wrong_options_are_one_line(cli, arguments, options, text):
     assert outcome.code in (1, 2)
     assert outcome.is_one_error_line(), outcome
     assert text in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (
+            '"train.learning_rat" = { kind = "float", low = 1e-3, high = 1e-2 }',
+            "unknown parameter",
+        ),
+        ('"train.learning_rate" = { kind = "float", low = 1e-2, high = 1e-3 }', "'train.learning_rate': empty range"),
+    ],
+)
+def test_a_wrong_search_space_is_one_line(cli, arguments, tmp_path, line, text):
+    space = tmp_path / "space.toml"
+    shipped = find_recipe("smoke").with_name("smoke_search_space.toml").read_text()
+    space.write_text(shipped.partition("[parameters]")[0] + f"[parameters]\n{line}\n")
+    outcome = cli(*arguments, "--space", space)
+    assert outcome.code == 1, outcome
+    assert outcome.is_one_error_line(), outcome
+    assert text in outcome.err
+    assert "space.toml" in outcome.err

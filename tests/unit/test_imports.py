@@ -35,7 +35,7 @@ DOORS = {"__init__", "__main__"}
 SOLE_IMPORTERS = {
     "torch_geometric": {"training"},
     "optuna": {"training"},
-    "ray": {"collect"},
+    "ray": {"collect", "training", "cli"},
     "sklearn": {"training"},
     "matplotlib": {"training"},
     "torch": {"training", "corpus", "export", "model_sources", "collect"},

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from gnnpred.collect.shards import Shard, merge_shards, shard_folders
-from gnnpred.collect.store import CollectionStore, InUseError
+from gnnpred.collect.store import CollectionStore, InUseError, read_store
 from gnnpred.errors import UsageError
 from tests.unit.collect.test_runner import content, log, recipe_of, run, table  # noqa: F401  (log is a fixture)
 
@@ -137,6 +137,13 @@ def test_a_shard_at_work_is_left_out_or_waited_for(tmp_path):
         with pytest.raises(InUseError, match=r"shard 2-of-2 .* is still being collected"):
             merge_shards(RECIPE, out, may_be_at_work=False)
     assert merged(out).num_rows == 8
+
+
+def test_a_store_at_work_is_not_called_damaged(tmp_path):
+    run_shard("1/2", tmp_path)
+    with CollectionStore(Shard.parse("1/2").folder(tmp_path)), pytest.raises(InUseError, match="a collect is working"):
+        read_store(Shard.parse("1/2").folder(tmp_path))
+    assert len(read_store(Shard.parse("1/2").folder(tmp_path))[1]) == 4
 
 
 def test_shards_of_several_devices_are_not_mixed(tmp_path, monkeypatch):

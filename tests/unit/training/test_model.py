@@ -18,9 +18,9 @@ from gnnpred.intervals import KNOWN_DEVICE, IntervalModel  # noqa: E402
 from gnnpred.job import JobSpec, Phase, Precision  # noqa: E402
 from gnnpred.passes.step import complete_step, lower_forward  # noqa: E402
 from gnnpred.training.data import FlatRows  # noqa: E402
-from gnnpred.training.experiments import blend_networks  # noqa: E402
 from gnnpred.training.loop import TrainSettings, predict_rows, train_model  # noqa: E402
 from gnnpred.training.model import AGGREGATIONS, LAYER_KINDS, ModelSettings, Neighbours, StepTimeGNN  # noqa: E402
+from gnnpred.training.networks import blend_networks  # noqa: E402
 from gnnpred.training.release import export_onnx, write_checkpoint  # noqa: E402
 from gnnpred.training.trees import export_trees, fit_trees, roofline_of, summed_features  # noqa: E402
 from tests.helpers.graphs import tiny_cnn  # noqa: E402

@@ -11,10 +11,11 @@ from gnnpred.intervals import INTERVAL_FEATURES
 from gnnpred.job import Phase
 from gnnpred.training.calibration_scores import calibration_table, inference_table
 from gnnpred.training.error_table import neusight_points
-from gnnpred.training.experiments import NEUSIGHT_DEVICES, Member, RecipeSettings, blend_networks, folds_of
+from gnnpred.training.experiments import NEUSIGHT_DEVICES, Member, RecipeSettings, folds_of
 from gnnpred.training.extra_rows import ExtraRows, choose_extra_rows, software_key
 from gnnpred.training.goals import goals
 from gnnpred.training.intervals import cross_conformal_bounds, features_of, fit_intervals
+from gnnpred.training.networks import blend_networks
 from gnnpred.training.ranges import range_table, training_ranges, warning_flags
 from tests.helpers.measured_rows import corpus_of, measurement, track_result
 

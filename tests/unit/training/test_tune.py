@@ -1,5 +1,7 @@
 """What a trial is compared on, and when it is pruned."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,11 +11,16 @@ pytest.importorskip("optuna")
 import optuna
 
 from gnnpred.errors import UsageError
-from gnnpred.training import tune
-from gnnpred.training.experiments import Member, RecipeSettings, fit_fold, load_encoded_corpus, partners_of, row_weights
+from gnnpred.training.experiments import Member, RecipeSettings, load_encoded_corpus, partners_of, row_weights
 from gnnpred.training.loop import TrainSettings, predict_rows
 from gnnpred.training.model import ModelSettings
+from gnnpred.training.networks import fit_fold
 from gnnpred.training.search_space import Parameter, SearchSpace, Stage
+from gnnpred.training.tuning import objective as objectives
+from gnnpred.training.tuning.objective import Objective, inner_folds, outer_fold, stage_settings, suggest
+from gnnpred.training.tuning.pruning import BestShare
+from gnnpred.training.tuning.storage import MAX_RETRIES, retry
+from gnnpred.training.tuning.study import Search, SeededByTrial, run_one_trial, run_trials
 from tests.helpers.tiny_corpus import FAMILIES, write_tiny_corpus
 
 pytestmark = pytest.mark.train
@@ -29,6 +36,10 @@ SPACE = SearchSpace(
     test_fold=1, seed=0, startup_trials=2, keep_share=0.5, stages=(Stage(rows=0.5, epochs=0.5), FULL),
 )  # fmt: skip
 
+SEARCH = Search(
+    recipe=RECIPE, space=SPACE, objectives=("error",), datasets=Path(), work=Path(), storage="sqlite://", study_name="s"
+)
+
 
 def silent(what, done, total):
     pass
@@ -42,26 +53,26 @@ def corpus(tmp_path_factory):
 
 def test_no_inner_fold_sees_a_row_of_the_families_set_aside(corpus):
     aside = corpus.fold_of("family") == SPACE.test_fold
-    folds = tune.inner_folds(corpus, SPACE.test_fold)
+    folds = inner_folds(corpus, SPACE.test_fold)
     assert len(folds) == len(FAMILIES) - 1
     for fold in folds:
         assert not aside[fold.train_idx].any()
         assert not aside[fold.test_idx].any()
         assert not set(fold.train_idx) & set(fold.test_idx)
-    outer = tune.outer_fold(corpus, SPACE.test_fold)
+    outer = outer_fold(corpus, SPACE.test_fold)
     assert aside[outer.test_idx].all()
     assert not aside[outer.train_idx].any()
 
 
 def test_a_fold_without_rows_cannot_be_set_aside(corpus):
     with pytest.raises(UsageError, match="test_fold = 7 has no rows"):
-        tune.inner_folds(corpus, 7)
+        inner_folds(corpus, 7)
 
 
 def objective_on_defaults(corpus) -> tuple[float, dict]:
     study = optuna.create_study()
     study.enqueue_trial(SPACE.defaults(RECIPE))
-    study.optimize(tune.Objective(corpus, RECIPE, SPACE, silent), n_trials=1)
+    study.optimize(Objective(corpus, RECIPE, SPACE, silent), n_trials=1)
     return study.best_value, study.trials[0].user_attrs["fold_errors_pct"]
 
 
@@ -81,7 +92,7 @@ def test_times_of_the_families_set_aside_do_not_move_a_trial(corpus, tmp_path):
 def test_the_trial_of_the_defaults_trains_the_networks_of_the_recipe(corpus):
     value, by_fold = objective_on_defaults(corpus)
     weights, partner_idx = row_weights(corpus, RECIPE), partners_of(corpus.rows)
-    objective = tune.Objective(corpus, RECIPE, SPACE, silent)
+    objective = Objective(corpus, RECIPE, SPACE, silent)
     expected = []
     for fold in objective.folds:
         model = fit_fold(corpus, fold, RECIPE, Member(0), weights=weights, partner_idx=partner_idx)
@@ -95,14 +106,14 @@ def test_the_trial_of_the_defaults_trains_the_networks_of_the_recipe(corpus):
 
 def test_stages_take_shares_of_rows_and_epochs():
     drawn = RecipeSettings(train=TrainSettings(epochs=10, rows_per_epoch=1000))
-    stage = tune.stage_settings(drawn, Stage(rows=0.3, epochs=0.25)).train
+    stage = stage_settings(drawn, Stage(rows=0.3, epochs=0.25)).train
     assert (stage.rows_per_epoch, stage.epochs) == (300, 2)
-    assert tune.stage_settings(drawn, FULL) == drawn
-    assert tune.stage_settings(RECIPE, Stage(rows=0.3, epochs=0.5)).train.rows_per_epoch == 0  # all, of fewer rows
+    assert stage_settings(drawn, FULL) == drawn
+    assert stage_settings(RECIPE, Stage(rows=0.3, epochs=0.5)).train.rows_per_epoch == 0  # all, of fewer rows
 
 
 def finished(*errors_pct: float) -> optuna.Study:
-    study = optuna.create_study(pruner=tune.BestShare(num_folds=2, keep_share=0.25, startup_trials=4))
+    study = optuna.create_study(pruner=BestShare(num_folds=2, keep_share=0.25, startup_trials=4))
     for error_pct in errors_pct:
         study.add_trial(
             optuna.trial.create_trial(value=error_pct, intermediate_values=dict.fromkeys(range(4), error_pct))
@@ -135,16 +146,16 @@ def test_a_diverged_network_prunes_its_trial(corpus, monkeypatch):
     def diverging(*arguments, on_epoch, **options):
         on_epoch(0, float("nan"))
 
-    monkeypatch.setattr(tune, "fit_fold", diverging)
+    monkeypatch.setattr(objectives, "fit_fold", diverging)
     study = optuna.create_study()
-    study.optimize(tune.Objective(corpus, RECIPE, SPACE, silent), n_trials=1)
+    study.optimize(Objective(corpus, RECIPE, SPACE, silent), n_trials=1)
     assert study.trials[0].state is optuna.trial.TrialState.PRUNED
     assert study.trials[0].user_attrs["diverged"]
 
 
 def test_trials_of_one_number_are_drawn_alike_and_of_two_are_not():
     def drawn(first: int) -> list[float]:
-        study = optuna.create_study(sampler=tune.SeededByTrial(0, 8))
+        study = optuna.create_study(sampler=SeededByTrial(0, 8))
         for _ in range(first):
             study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL))
         return [study.ask().suggest_float("x", 0.0, 1.0) for _ in range(2)]
@@ -157,11 +168,11 @@ def test_trials_of_one_number_are_drawn_alike_and_of_two_are_not():
 def test_a_trial_whose_worker_died_is_queued_again_but_not_for_ever():
     study = optuna.create_study()
     study.enqueue_trial({"x": 0.25}, user_attrs={"is_default": True})
-    for attempt in range(tune.MAX_RETRIES + 1):
+    for attempt in range(MAX_RETRIES + 1):
         trial = study.ask()
         assert trial.suggest_float("x", 0.0, 1.0) == 0.25, attempt
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        tune.retry(study, study.trials[trial.number])
+        retry(study, study.trials[trial.number])
     assert study.trials[-1].state is optuna.trial.TrialState.FAIL
     assert study.trials[-1].user_attrs["is_default"]
 
@@ -174,13 +185,40 @@ def test_an_interrupted_trial_is_queued_again():
         folds = (1, 2)
 
         def __call__(self, trial):
-            tune.suggest(trial, SPACE.parameters)
+            suggest(trial, SPACE.parameters)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tune.run_trials(study, Interrupted(), SPACE, 3, silent)
+        run_trials(study, Interrupted(), SEARCH, 3, silent)
     failed, queued = study.trials
     assert failed.state is optuna.trial.TrialState.FAIL
     assert queued.state is optuna.trial.TrialState.WAITING
     trial = study.ask()
-    assert tune.suggest(trial, SPACE.parameters) == SPACE.defaults(RECIPE)
+    assert suggest(trial, SPACE.parameters) == SPACE.defaults(RECIPE)
+
+
+def test_a_trial_that_others_have_given_up_ends_and_the_next_one_runs():
+    study = optuna.create_study()
+
+    class Suspended:
+        folds = (1, 2)
+
+        def __call__(self, trial):
+            suggest(trial, SPACE.parameters)
+            if trial.number == 0:  # another worker saw no sign of this one for too long
+                study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+            return 1.0
+
+    run_trials(study, Suspended(), SEARCH, 1, silent)
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
+
+
+def test_an_error_of_the_objective_is_not_taken_for_a_trial_given_up():
+    class Wrong:
+        folds = (1, 2)
+
+        def __call__(self, trial):
+            raise ValueError("of our own")
+
+    with pytest.raises(ValueError, match="of our own"):
+        run_one_trial(optuna.create_study(), Wrong(), SEARCH)
