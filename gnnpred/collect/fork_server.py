@@ -4,8 +4,8 @@
 
 Importing torch and a model library takes seconds of a core, forking milliseconds, and the workers share the libraries'
 memory. Every worker is still a process of its own: its crash ends itself alone. CUDA does not survive a fork, nor do
-threads: after its imports the server looks whether a library started a thread or touched the driver, and says so
-instead of serving.
+threads: after its imports the server looks whether a library started a thread that a fork would lose or touched the
+driver, and says so instead of serving.
 
 It listens on the socket FD (SOCK_SEQPACKET). Its first message is ``{"problem": ""}``, or why it cannot serve. Each
 request names the file for the reply and carries three file descriptors: the worker's standard input, its log, and a
@@ -22,7 +22,9 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
+import warnings
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,6 +32,7 @@ from gnnpred.collect import worker
 
 _CUDA_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED (CUDA driver API, enum CUresult)
 _MAX_REQUEST_BYTES = 1 << 16
+_THREADS_END_S = 1.0  # joined threads are listed a moment longer
 
 
 def main() -> None:
@@ -49,10 +52,30 @@ def main() -> None:
 
 def fork_problem() -> str:
     """Why this process must not fork workers now; "" where it may."""
-    num_threads = len(list(Path("/proc/self/task").iterdir()))
-    if num_threads > 1:
-        return f"the imports started {num_threads - 1} threads"
+    if _num_threads() > 1:
+        _fork_once()
+        ends = time.monotonic() + _THREADS_END_S
+        while (num_threads := _num_threads()) > 1:
+            if time.monotonic() >= ends:
+                return f"the imports started {num_threads - 1} threads"
+            time.sleep(0.01)
     return "the imports touched the GPU's driver" if _driver_is_touched() else ""
+
+
+def _num_threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def _fork_once() -> None:
+    """OpenBLAS (numpy, scipy) starts a thread per core when it is loaded, ends them before every fork and starts them
+    again when it next computes: threads that are there after a fork are those of others.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: there are threads
+        pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
 
 
 def _driver_is_touched() -> bool:

@@ -110,6 +110,13 @@ def test_a_process_with_threads_does_not_fork_workers():
     thread.join()
 
 
+def test_threads_of_the_linear_algebra_do_not_keep_the_server_from_forking(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment |= {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "3"}
+    server = ForkServer(["timm"], environment=environment, log=tmp_path / "log")
+    server.close()
+
+
 def test_a_server_that_cannot_start_says_so(tmp_path):
     with pytest.raises(ForkError, match="ended"):
         ForkServer([], environment={"PYTHONPATH": str(tmp_path), "PYTHONHOME": str(tmp_path)}, log=tmp_path / "log")
