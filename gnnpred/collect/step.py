@@ -55,6 +55,7 @@ def build_step(configuration: Configuration, device: str, ranks: Ranks | None = 
     if ranks:
         half = _AUTOCAST_DTYPES.get(precision)
         module = ranks.spread(module, configuration.strategy, getattr(torch, half) if half else None)
+    eager = module
     if configuration.compile:
         module = torch.compile(module)
 
@@ -75,8 +76,8 @@ def build_step(configuration: Configuration, device: str, ranks: Ranks | None = 
 
         return Step(infer, inputs)
 
-    with torch.no_grad(), autocast():
-        targets = [_target_of(output) for output in _float_outputs(module(*inputs))]
+    with torch.no_grad(), autocast():  # not compiled: a forward pass without gradients would be compiled apart
+        targets = [_target_of(output) for output in _float_outputs(eager(*inputs))]
     if not targets:
         raise GnnpredError(f"{configuration.model} returns no floating-point tensor to train on")
     parameters = [each for each in module.parameters() if each.requires_grad]
