@@ -151,8 +151,9 @@ def _measured(
         before = time.perf_counter()
         try:
             result |= profile_step(step, device=device, precision=configuration.precision).as_dict()
-        except RuntimeError as error:  # the driver may forbid profiling, or its buffers may not fit: the row stands
-            warnings.append(f"operators not timed: {str(error).splitlines()[0][:200]}")
+        except Exception as error:  # a driver that forbids it, full buffers, another version's events: the row stands
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            warnings.append(f"operators not timed: {reason}")
         result["profile_s"] = time.perf_counter() - before
     result = {**result, "warning": "; ".join(filter(None, warnings))}
     return ranks.joined(result) if ranks else result

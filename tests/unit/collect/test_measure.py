@@ -199,3 +199,48 @@ def test_unsteady_times_are_warned_of():
     assert "not steady" in _steadiness_warning(True, 10, 40.0)
     assert "after 60 warm-up steps" in _steadiness_warning(False, 60, 1.0)
     assert _steadiness_warning(True, 10, 1.0) == ""
+
+
+def test_a_profiler_of_another_version_leaves_the_row(monkeypatch):
+    from gnnpred.collect import measure
+
+    def changed(*_args, **_options):
+        raise AttributeError
+
+    monkeypatch.setattr(measure, "profile_step", changed)
+    monkeypatch.setattr(measure, "is_profiled", lambda *_: True)
+    reply = reply_to("mlp")
+    assert reply["status"] == "ok"
+    assert "operators not timed: AttributeError" in reply["result"]["warning"]
+
+
+def test_a_compiled_step_compiles_nothing_but_the_step(monkeypatch):
+    from gnnpred.collect.step import build_step
+
+    with_gradients = []
+
+    class Compiled(torch.nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, *inputs):
+            with_gradients.append(torch.is_grad_enabled())
+            return self.module(*inputs)
+
+    monkeypatch.setattr(torch, "compile", Compiled)
+    step = build_step(Configuration(model=f"{MODELS}:mlp", batch_size=2, compile=True), "cpu")
+    assert with_gradients == []
+    step()
+    assert with_gradients == [True]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_does_not_answer_says_nothing_of_the_configuration():
+    from gnnpred.collect.worker import run_task
+
+    configuration = Configuration(model=f"{MODELS}:mlp", batch_size=2)
+    task = {"task": "measure", "configuration": asdict(configuration), "settings": asdict(SETTINGS), "device": "cuda"}
+    reply = run_task(task)
+    assert (reply["status"], reply["lost_device"]) == ("error", True)
+    assert reply["reason"]
