@@ -5,6 +5,8 @@ import os
 import statistics
 from collections import deque
 
+from gnnpred.collect.memory_limit import available_memory_bytes
+
 _WINDOW = 20  # configurations whose times count: models of a sweep differ
 # A measuring process drives its GPU from one thread and runs autograd in a second one.
 _CORES_PER_LANE = 2
@@ -48,6 +50,6 @@ def most_ahead(num_lanes: int) -> int:
 
 def _available_bytes() -> int:
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
+        return available_memory_bytes()
+    except (OSError, KeyError):
         return 8 << 30

@@ -51,7 +51,7 @@ def limited_memory(device: str, limit_gib: float) -> Iterator[None]:
         import resource
 
         used = _bytes_of("/proc/self/status", "VmData")
-        allowed = limit_gib * GIB or _DEFAULT_CPU_SHARE * _bytes_of("/proc/meminfo", "MemAvailable")
+        allowed = limit_gib * GIB or _DEFAULT_CPU_SHARE * available_memory_bytes()
     except (ImportError, OSError, KeyError) as error:
         raise GnnpredError(
             "this system sets no limit on a process's memory: name batch sizes instead of the largest"
@@ -62,6 +62,14 @@ def limited_memory(device: str, limit_gib: float) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def available_memory_bytes() -> int:
+    """What processes can still allocate without swapping, files' caches included (Linux).
+
+    Raises OSError or KeyError where the system does not tell.
+    """
+    return _bytes_of("/proc/meminfo", "MemAvailable")
 
 
 def _bytes_of(file: str, name: str) -> int:
