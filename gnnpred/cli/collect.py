@@ -1,6 +1,8 @@
 """gnnpred collect: measure training steps on this machine."""
 
 import os
+import signal
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +12,7 @@ from gnnpred.cli.options import AsJson
 from gnnpred.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from gnnpred.collect.ray_engine import RayEngine
     from gnnpred.collect.shards import MergeReport
@@ -95,7 +97,7 @@ def collect(
         if shard_folders(out):
             merge_shards(settings, out, may_be_at_work=False)
         try:
-            with progress_bar() as advance:
+            with _terminated_as_interrupted(), progress_bar() as advance:
                 report = collect_rows(
                     settings, out, device=device, time_budget_s=budget_s, on_progress=advance, make_engine=make_engine
                 )
@@ -128,6 +130,20 @@ def collect(
         return
     own_device = f" --device-file {report.device_file}" if report.device_file else ""
     typer.echo(f"gnnpred score {report.runs_file}{own_device}")
+
+
+@contextmanager
+def _terminated_as_interrupted() -> "Iterator[None]":
+    """SIGTERM, with which schedulers and ``timeout`` end a job, ends the collection as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def ray_engine(address: str | None, accelerator: str | None) -> "Callable[[object], RayEngine]":

@@ -1,7 +1,10 @@
 """collect through its arguments on this CPU, its rows scored and calibrated, and what is wrong with its input."""
 
 import csv
+import os
+import signal
 import sys
+import time
 from importlib.util import find_spec
 
 import pytest
@@ -139,6 +142,20 @@ def test_an_interrupted_collection_says_how_it_goes_on(cli, tmp_path, monkeypatc
     outcome = cli("collect", "--recipe", "smoke", "--out", tmp_path / "out")
     assert outcome.code == 130
     assert "the same command continues" in outcome.err
+
+
+def test_a_terminated_collection_ends_as_an_interrupted_one(cli, tmp_path, monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+
+    def terminated(*_args, **_options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    monkeypatch.setattr("gnnpred.collect.runner.collect", terminated)
+    outcome = cli("collect", "--recipe", "smoke", "--out", tmp_path / "out")
+    assert outcome.code == 130
+    assert "the same command continues" in outcome.err
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_an_out_that_is_a_file_is_one_line(cli, tmp_path):
