@@ -44,11 +44,11 @@ class NodePlace:
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> "NodePlace | None":
         """None where this is the only node; raises UsageError for several processes on a node."""
-        if int(environment.get("WORLD_SIZE", "1")) < 2 or "MASTER_ADDR" not in environment:
-            return None
-        if environment.get("LOCAL_WORLD_SIZE", "1") != "1":
-            raise UsageError("collect starts the processes of a node itself: give torchrun --nproc-per-node=1")
         try:
+            if "MASTER_ADDR" not in environment or int(environment.get("WORLD_SIZE", "1")) < 2:
+                return None
+            if environment.get("LOCAL_WORLD_SIZE", "1") != "1":
+                raise UsageError("collect starts the processes of a node itself: give torchrun --nproc-per-node=1")
             return cls(
                 node=int(environment["RANK"]),
                 num_nodes=int(environment["WORLD_SIZE"]),

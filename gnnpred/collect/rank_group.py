@@ -11,6 +11,8 @@ from gnnpred.collect.workers import Worker, Workers
 
 # When one rank fails its peers lose their connections and fail as well, often sooner than the system reports its end.
 GRACE_S = 2.0
+# After the time limit, which every node keeps for its own ranks, its reply is under way for no longer than this.
+REMOTE_GRACE_S = 30.0
 # Which of several ranks' failures says most about the cause.
 _TELLING = ("crash", "oom", "nan", "unsupported", "timeout", "error")
 # What gloo and NCCL say of a peer that is gone: a consequence.
@@ -51,6 +53,7 @@ class RankGroup:
         self._remote: RemoteRanks | None = None
         self._remote_replies: dict[int, Reply] = {}
         self._failed_at: float | None = None
+        self._remote_ends = 0.0
 
     @property
     def num_workers(self) -> int:
@@ -64,6 +67,7 @@ class RankGroup:
         ``init_method`` where ranks of other machines take part; ``remote``, which has one, where they report to here.
         """
         self._remote = remote
+        self._remote_ends = time.monotonic() + self.task.limit_s + REMOTE_GRACE_S
         init_method = remote.init_method if remote else init_method or f"file://{self._rendezvous}"
         for i in range(len(self._members)):
             go: dict[str, Any] = {"gpus": ",".join(gpus)} if gpus else {}
@@ -84,6 +88,9 @@ class RankGroup:
         if self._remote is not None:
             self._remote_replies |= self._remote.poll()
         replies = [*self._replies.values(), *self._remote_replies.values()]
+        if self._remote is not None and time.monotonic() > self._remote_ends:
+            silent = set(range(1, self._remote.num_nodes + 1)) - set(self._remote_replies)
+            replies += [{"status": "crash", "reason": f"node {node} does not answer", "result": {}} for node in silent]
         if self._failed_at is None and any(reply["status"] != "ok" for reply in replies):
             self._failed_at = time.monotonic()
         num_awaited = len(self._members) + (self._remote.num_nodes if self._remote else 0)

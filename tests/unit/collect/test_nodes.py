@@ -88,7 +88,11 @@ def test_a_process_that_no_one_placed_is_the_only_node():
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"LOCAL_WORLD_SIZE": "8"}, "--nproc-per-node=1"), ({"MASTER_PORT": "x"}, "must all be set")],
+    [
+        ({"LOCAL_WORLD_SIZE": "8"}, "--nproc-per-node=1"),
+        ({"MASTER_PORT": "x"}, "must all be set"),
+        ({"WORLD_SIZE": "two"}, "must all be set"),
+    ],
 )
 def test_several_processes_per_node_and_half_a_place_are_refused(changes, words):
     environment = {**PLACE, **changes}
