@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from gnnpred.collect.recipe import Configuration, MeasureSettings
 
-# {"status": one of store.STATUSES, "reason": text, "result": figures and the manifest of where they were measured}
+# {"status": one of store.STATUSES, "reason": text, "result": figures and the manifest of where they were measured};
+# "lost_device": true where the GPU did not answer at all, which says nothing of the configuration
 Reply = dict[str, Any]
 PROBE_LIMIT_S = 300.0
 

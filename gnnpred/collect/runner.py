@@ -20,6 +20,7 @@ from gnnpred.hardware.device import AMPERE_COMPUTE_CAPABILITY
 from gnnpred.job import Precision
 
 DEVICES = ("cpu", "cuda")
+_MAX_LOST_IN_A_ROW = 3  # configurations that met a GPU that does not answer
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -79,7 +80,7 @@ def collect(
 
     ``make_engine`` makes what measures; it may use the workers of this machine. ``worker_command`` answers tasks as
     :mod:`gnnpred.collect.worker` does. Raises UsageError for a folder of another recipe or device and a missing device,
-    GnnpredError for an unknown model and a full disk.
+    GnnpredError for an unknown model, a full disk and a GPU that does not answer any more.
     """
     if device is not None and device not in DEVICES:
         raise UsageError(f"unknown device {device!r}: choose one of {', '.join(DEVICES)}")
@@ -174,7 +175,17 @@ class _Collection:
                         Task(configuration=each, settings=self._recipe.measure, device=self._manifest["device"])
                     )
         advance()
+        num_lost = 0
         for task, reply in self._engine.measure(tasks, deadline=deadline):
+            if reply.get("lost_device"):  # no row: the next call measures it
+                num_lost += 1
+                if num_lost >= _MAX_LOST_IN_A_ROW:
+                    raise GnnpredError(
+                        f"a GPU cannot be used any more ({reply['reason']}): all rows are kept, the same command "
+                        "continues when it works again, or without it (CUDA_VISIBLE_DEVICES)"
+                    )
+                continue
+            num_lost = 0
             self._add(task.configuration, reply)
             if reply["status"] == "ok":
                 self._export(task.configuration, deadline)

@@ -125,6 +125,8 @@ def _measured(task: dict[str, Any], ranks: dict[str, Any] | None) -> dict[str, A
     from gnnpred.collect.ranks import Ranks
 
     wanted = Task.of_message(task)
+    if wanted.device == "cuda" and (reason := _unusable_gpu((ranks or {}).get("local_rank", 0))):
+        return {"status": "error", "reason": reason, "result": {}, "lost_device": True}
     try:
         result = measure(
             wanted.configuration,
@@ -143,6 +145,18 @@ def _measured(task: dict[str, Any], ranks: dict[str, Any] | None) -> dict[str, A
     if isinstance(result["loss"], str):
         reply |= {"status": "nan", "reason": f"the loss is {result['loss']}"}
     return reply
+
+
+def _unusable_gpu(index: int) -> str:
+    """Why nothing can be run on the GPU, whatever the configuration; "" where it answers."""
+    import torch
+
+    try:
+        torch.empty(1, device=f"cuda:{index}")
+        torch.cuda.synchronize(index)
+    except Exception as error:  # torch raises RuntimeError, AssertionError and its own kinds
+        return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    return ""
 
 
 def _exported(task: dict[str, Any]) -> dict[str, Any]:

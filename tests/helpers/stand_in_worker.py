@@ -45,6 +45,8 @@ def measured(task, go):
         sys.exit(7)
     if behaviour in ("oom", "nan", "error"):
         return {"status": behaviour, "reason": f"it is {behaviour}", "result": {}}
+    if behaviour == "lost":
+        return {"status": "error", "reason": "it is lost", "result": {}, "lost_device": True}
     ms = 10.0 * configuration["batch_size"]
     result = {
         "step_time_ms": ms, "step_time_slowest_ms": ms, "step_p10_ms": ms, "step_p90_ms": ms, "wall_clock_ms": ms,

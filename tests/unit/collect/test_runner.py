@@ -165,6 +165,15 @@ def test_a_full_disk_is_one_line_and_keeps_the_rows(tmp_path, monkeypatch):
     assert run(recipe, tmp_path / "out").num_measured_now == 39 - kept
 
 
+def test_a_gpu_that_does_not_answer_ends_the_call_and_costs_no_row(tmp_path):
+    once = run(recipe_of("lost", "good"), tmp_path / "once")
+    assert (once.num_rows, once.by_status) == (1, {"ok": 1})
+    with pytest.raises(GnnpredError, match=r"a GPU cannot be used any more \(it is lost\): all rows are kept"):
+        run(recipe_of("good", "lost", batches=(1, 2, 3)), tmp_path / "out")
+    assert len(table(tmp_path / "out" / "runs.csv")) == 3
+    assert table(tmp_path / "out" / "failed.csv") == []
+
+
 def test_overlapped_work_leaves_the_device_idle_less_than_35_per_cent_and_gives_the_same_rows(tmp_path, monkeypatch):
     recipe = recipe_of("good", "other", "crash", batches=range(1, 5))
     run(recipe, tmp_path / "plain")
