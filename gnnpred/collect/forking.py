@@ -7,13 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 _MAX_ANSWER_BYTES = 1 << 12
-_POLL_S = 0.01
+_START_LIMIT_S = 300.0  # imports from a cold disk, on a busy machine
+_FORK_LIMIT_S = 60.0
 
 
 class ForkError(Exception):
@@ -29,14 +29,14 @@ class ForkServer:
         with log.open("wb") as sink, other:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "gnnpred.collect.fork_server", str(other.fileno()), *sources],
-                stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, pass_fds=[other.fileno()],
-                # torch then asks NVML whether there is a GPU, where CUDA would be initialised and not survive the fork
-                env={**environment, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+                stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, pass_fds=[other.fileno()], env=environment,
                 start_new_session=True,
             )  # fmt: skip
+        self._channel.settimeout(_START_LIMIT_S)
         try:
             if problem := self._answer()["problem"]:
                 raise ForkError(problem)
+            self._channel.settimeout(_FORK_LIMIT_S)
         except BaseException:
             self.close()
             raise
@@ -73,7 +73,10 @@ class ForkServer:
         self._process.wait()
 
     def _answer(self) -> dict:
-        message = self._channel.recv(_MAX_ANSWER_BYTES)
+        try:
+            message = self._channel.recv(_MAX_ANSWER_BYTES)
+        except TimeoutError as error:
+            raise ForkError(f"the fork server does not answer within {self._channel.gettimeout():g} s") from error
         if not message:
             raise ForkError("the fork server ended")
         return json.loads(message)
@@ -100,12 +103,6 @@ class ForkedProcess:
             # without a server no one knows; its workers' input closes with this process at the latest
             self.returncode = int(text) if text else -signal.SIGKILL
         return self.returncode
-
-    def wait(self) -> int:
-        """The exit code, once there is one."""
-        while (code := self.poll()) is None:
-            time.sleep(_POLL_S)
-        return code
 
     def kill(self) -> None:
         """End it alone."""

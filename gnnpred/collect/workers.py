@@ -19,6 +19,7 @@ from gnnpred.errors import GnnpredError
 
 WORKER_COMMAND = (sys.executable, "-m", "gnnpred.collect.worker")
 POLL_S = 0.02
+_END_LIMIT_S = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -34,6 +35,7 @@ class Worker:
         self._log = log
         self._ends: float | None = None
         self._limit_s = 0.0
+        self._is_over = False
 
     def release(self, *, limit_s: float, go: dict[str, Any] | None = None) -> None:
         """Let it do its task, in ``limit_s`` from now; ``go`` says where (:mod:`gnnpred.collect.worker`)."""
@@ -71,7 +73,10 @@ class Worker:
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """End it and what it started (compilers)."""
+        """End it and what it started (compilers); the second time does nothing."""
+        if self._is_over:  # the system may have given its number to others
+            return
+        self._is_over = True
         if hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -79,7 +84,12 @@ class Worker:
             self._process.kill()
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        self._process.wait()
+        ends = time.monotonic() + _END_LIMIT_S
+        while not self.has_ended:
+            if time.monotonic() >= ends:  # in the driver of a GPU that hangs: no signal reaches it there
+                _log.warning("process %d was killed and has not ended for %g s", self._process.pid, _END_LIMIT_S)
+                break
+            time.sleep(POLL_S / 2)
         self._answer.unlink(missing_ok=True)
         self._log.unlink(missing_ok=True)
 
@@ -125,7 +135,7 @@ class Workers:
                 )
             return self._server.start(answer, log)
         except (ForkError, OSError) as error:
-            _log.info("workers import for themselves from now on: %s", error)
+            _log.warning("every worker imports for itself from now on: %s", error)
             self._forked = None
             return None
 
@@ -163,7 +173,13 @@ def _worker_environment() -> dict[str, str]:
     """This process's environment; the package is found where it was imported from."""
     root = str(Path(__file__).parent.parent.parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        # a library that asks torch for GPUs at its import would initialise CUDA, which then neither survives a fork nor
+        # looks at a CUDA_VISIBLE_DEVICES that comes later; torch asks NVML with this
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
 
 
 def _crash_reason(code: int, log: Path) -> str:

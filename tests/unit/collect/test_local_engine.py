@@ -1,18 +1,21 @@
 """Lanes of one machine with stand-in workers: what runs at once, what waits for what, and how ranks fail together."""
 
 import functools
+import io
 import itertools
+import time
 from dataclasses import replace
 
 import pytest
 
+from gnnpred.collect.engine import Task
 from gnnpred.collect.local_engine import LocalEngine, visible_gpus
 from gnnpred.collect.lookahead import Lookahead
-from gnnpred.collect.rank_group import most_telling
-from gnnpred.collect.recipe import Configuration
+from gnnpred.collect.rank_group import RankGroup, most_telling
+from gnnpred.collect.recipe import Configuration, MeasureSettings
 from gnnpred.collect.runner import collect
 from gnnpred.collect.store import CollectionStore
-from gnnpred.collect.workers import Workers
+from gnnpred.collect.workers import Worker, Workers
 from gnnpred.runs import run_of_row
 from tests.unit.collect.test_runner import WORKER, recipe_of, table
 
@@ -135,6 +138,45 @@ def test_the_reply_that_says_most_is_taken():
     assert most_telling(replies[:1]) is None
     lost = {"status": "error", "reason": "rank 0: RuntimeError: Read error: Connection reset by peer"}
     assert most_telling([lost, replies[1]]) == replies[1]
+
+
+def test_a_node_that_does_not_answer_is_waited_for_no_longer_than_the_limit(tmp_path, monkeypatch):
+    class Silent:
+        num_nodes, init_method, has_ended = 1, "store://nowhere:1/x", False
+
+        def poll(self):
+            return {}
+
+        def end(self):
+            self.has_ended = True
+
+    monkeypatch.setattr("gnnpred.collect.rank_group.REMOTE_GRACE_S", 0.0)
+    workers, remote = Workers(WORKER, tmp_path), Silent()
+    configuration = Configuration(model="x:good", batch_size=1, gpus=2, nodes=2, strategy="ddp")
+    task = Task(configuration=configuration, settings=MeasureSettings(time_limit_s=1.0), device="cpu")
+    group = RankGroup(workers, task, world_size=2)
+    group.release(gpus=None, remote=remote)
+    while (reply := group.poll()) is None:
+        time.sleep(0.01)
+    assert (reply["status"], reply["reason"]) == ("crash", "node 1 does not answer")
+    assert remote.has_ended
+
+
+def test_a_process_that_no_signal_ends_is_not_waited_for_for_ever(tmp_path, monkeypatch, caplog):
+    class Stuck:
+        pid, stdin = 2**30, io.BytesIO()
+
+        def poll(self):
+            return None
+
+    killed = []
+    monkeypatch.setattr("gnnpred.collect.workers.os.killpg", lambda pid, _signal: killed.append(pid))
+    monkeypatch.setattr("gnnpred.collect.workers._END_LIMIT_S", 0.0)
+    worker = Worker(Stuck(), {}, tmp_path / "answer", tmp_path / "log")
+    worker.end()
+    assert "was killed and has not ended" in caplog.text
+    worker.end()
+    assert killed == [2**30]
 
 
 def test_as_many_prepare_ahead_as_keep_the_lanes_busy():
