@@ -3,6 +3,7 @@
 import os
 import signal
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +43,10 @@ def collect(
     merge_only: Annotated[
         bool, typer.Option("--merge-only", help="Take in the rows of the shards in DIR; measure nothing.")
     ] = False,
+    export_only: Annotated[
+        bool,
+        typer.Option("--export-only", help="Export the graphs that rows in DIR lack, on any machine; measure nothing."),
+    ] = False,
     engine: Annotated[
         str, typer.Option("--engine", metavar="local|ray", help="This machine, or the nodes of a Ray cluster.")
     ] = "local",
@@ -72,6 +77,7 @@ def collect(
         from gnnpred.collect.nodes import join_nodes
         from gnnpred.collect.recipe import find_recipe, load_recipe
         from gnnpred.collect.runner import collect as collect_rows
+        from gnnpred.collect.runner import export_graphs
         from gnnpred.collect.shards import Shard, merge_shards, shard_folders
 
         settings = load_recipe(find_recipe(recipe))
@@ -79,6 +85,8 @@ def collect(
         if settings.kind == "collectives":
             if engine == "ray":
                 raise UsageError("collectives run on one machine or under torchrun, not with --engine ray")
+            if export_only:
+                raise UsageError("--export-only: collectives have no graphs")
             from gnnpred.collect.collective_runner import collect_collectives as collect_rows
         whole = out
         if shard is not None:
@@ -86,21 +94,25 @@ def collect(
                 raise UsageError("--shard measures one part, --merge-only measures nothing: give one of them")
             part = Shard.parse(shard)
             settings, out = part.part_of(settings), part.folder(out)
+        if merge_only and export_only:
+            raise UsageError("--merge-only takes in shards, --export-only exports graphs: one after the other")
         if merge_only:
             _show_merged(merge_shards(settings, out, may_be_at_work=True), as_json=as_json)
             return
-        make_engine = (
-            join_nodes(os.environ, settings) if engine == "local" else ray_engine(ray_address, ray_accelerator)
-        )
-        if make_engine is None:  # the first node speaks
-            return
+        if export_only:
+            measure = export_graphs
+        else:
+            make_engine = (
+                join_nodes(os.environ, settings) if engine == "local" else ray_engine(ray_address, ray_accelerator)
+            )
+            if make_engine is None:  # the first node speaks
+                return
+            measure = partial(collect_rows, device=device, make_engine=make_engine)
         if shard_folders(out):
             merge_shards(settings, out, may_be_at_work=False)
         try:
             with _terminated_as_interrupted(), progress_bar() as advance:
-                report = collect_rows(
-                    settings, out, device=device, time_budget_s=budget_s, on_progress=advance, make_engine=make_engine
-                )
+                report = measure(settings, out, time_budget_s=budget_s, on_progress=advance)
         except KeyboardInterrupt:
             typer.echo("interrupted: what is measured is kept, the same command continues", err=True)
             raise typer.Exit(130) from None
@@ -122,6 +134,12 @@ def collect(
         typer.echo(f"! reasons of what failed: {report.failed_file}")
     if report.is_cut_off:
         typer.echo("! the time budget ended: the same command continues")
+    if report.num_graphs_missing:
+        part = f" --shard {shard}" if shard is not None else ""
+        typer.echo(
+            f"! graphs not yet exported: {report.num_graphs_missing}; on any machine: "
+            f"gnnpred collect --recipe {recipe} --out {whole}{part} --export-only"
+        )
     if shard is not None:
         typer.echo(f"gnnpred collect --recipe {recipe} --out {whole} --merge-only")
         return

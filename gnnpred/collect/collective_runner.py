@@ -72,6 +72,7 @@ def collect_collectives(
             for row in rows
             if row.result.get("warning")
         ),
+        num_graphs_missing=0,
         is_cut_off=is_cut_off,
         device_file=None,
         runs_name=measured_file(recipe),

@@ -16,9 +16,13 @@ _CORES_PER_EXPORT = 4
 
 
 class Exports:
-    """Exports each graph of ``recipe`` that the store lacks once; some at a time, the others wait."""
+    """Exports each graph of ``recipe`` that the store lacks once; ``num_at_once`` at a time (by default what leaves
+    cores to those that measure), the others wait.
+    """
 
-    def __init__(self, store: CollectionStore, workers: Workers, recipe: Recipe) -> None:
+    def __init__(
+        self, store: CollectionStore, workers: Workers, recipe: Recipe, *, num_at_once: int | None = None
+    ) -> None:
         self._store = store
         self._workers = workers
         self._limit_s = recipe.measure.export_limit_s
@@ -26,13 +30,18 @@ class Exports:
         self._asked = set(store.graphs())
         self._waiting: deque[Configuration] = deque()
         self._running: list[tuple[str, Worker]] = []  # graph_id and who exports it
-        self._num_at_once = max(1, (os.cpu_count() or 1) // _CORES_PER_EXPORT)
+        self._num_at_once = num_at_once or max(1, (os.cpu_count() or 1) // _CORES_PER_EXPORT)
         try:
             self._folder.mkdir(exist_ok=True)
             for partial in self._folder.glob(".*.partial.onnx"):  # of a call that was killed
                 partial.unlink(missing_ok=True)
         except OSError as error:
             raise self._cannot_write(error) from error
+
+    @property
+    def num_open(self) -> int:
+        """Graphs that are asked for and not yet stored."""
+        return len(self._waiting) + len(self._running)
 
     def add(self, configuration: Configuration) -> None:
         """Have the graph of ``configuration`` exported, unless that was asked for before; does not wait."""

@@ -11,10 +11,11 @@ from typing import Any
 from gnnpred.collect.engine import BudgetSpentError, Engine, Reply, Task
 from gnnpred.collect.exports import Exports
 from gnnpred.collect.local_engine import LocalEngine
+from gnnpred.collect.lookahead import most_ahead
 from gnnpred.collect.recipe import LARGEST, Configuration, Recipe
-from gnnpred.collect.store import CollectionStore
+from gnnpred.collect.store import STORE_FILE, CollectionStore
 from gnnpred.collect.table import DEVICE_FILE, FAILED_FILE, RUNS_FILE, write_device_file, write_tables
-from gnnpred.collect.workers import WORKER_COMMAND, Workers
+from gnnpred.collect.workers import POLL_S, WORKER_COMMAND, Workers
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.hardware.device import AMPERE_COMPUTE_CAPABILITY
 from gnnpred.job import Precision
@@ -36,6 +37,7 @@ class CollectReport:
     num_measured_now: int  # rows that this call added
     by_status: dict[str, int]
     warnings: tuple[str, ...]
+    num_graphs_missing: int  # of measured rows, not yet exported
     is_cut_off: bool  # by the time budget
     device_file: Path | None  # of a CPU, which the list of GPUs does not hold
     runs_name: str = RUNS_FILE
@@ -60,6 +62,7 @@ class CollectReport:
             "num_measured_now": self.num_measured_now,
             "by_status": self.by_status,
             "warnings": list(self.warnings),
+            "num_graphs_missing": self.num_graphs_missing,
             "is_cut_off": self.is_cut_off,
         }
 
@@ -109,13 +112,65 @@ def collect(
             if exports is not None:  # the folder is this recipe's
                 exports.end_all()
                 write_tables(store, recipe)
-        rows = store.rows()
+        return _report(
+            store, recipe, device=manifest["gpu"], num_measured_now=collection.num_added, is_cut_off=is_cut_off
+        )
+
+
+def export_graphs(
+    recipe: Recipe,
+    out: Path,
+    *,
+    time_budget_s: float | None = None,
+    on_progress: OnProgress = lambda what, done, total: None,
+    worker_command: Sequence[str] = WORKER_COMMAND,
+) -> CollectReport:
+    """Export the graphs that measured rows of ``out`` lack and write its tables; measures nothing.
+
+    Any machine does, whatever device the rows are of. Raises UsageError for a folder without rows and of another
+    recipe, GnnpredError for a full disk.
+    """
+    if not (out / STORE_FILE).is_file():
+        raise UsageError(f"{out} holds no rows whose graphs could be exported")
+    deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
+    with CollectionStore(out) as store, tempfile.TemporaryDirectory(prefix="gnnpred-collect-") as scratch:
+        device = store.bound_device()
+        if device is None:
+            raise UsageError(f"{out} holds no rows whose graphs could be exported")
+        store.bind(recipe, device)
+        workers = Workers(worker_command, Path(scratch), forked=recipe.sources_to_import)
+        exports = Exports(store, workers, recipe, num_at_once=max(1, most_ahead(0)))
+        is_cut_off = False
+        measured = {row.config_id for row in store.rows() if row.status == "ok"}
+        try:
+            for each in recipe.configurations:
+                if each.config_id in measured:
+                    exports.add(each)
+            total = exports.num_open
+            while exports.num_open and not is_cut_off:
+                on_progress("graphs", total - exports.num_open, total)
+                is_cut_off = deadline is not None and time.monotonic() >= deadline
+                time.sleep(POLL_S)
+                exports.advance()
+        finally:
+            workers.end_all()
+            exports.end_all()
+            write_tables(store, recipe)
+        return _report(store, recipe, device=device, num_measured_now=0, is_cut_off=is_cut_off)
+
+
+def _report(
+    store: CollectionStore, recipe: Recipe, *, device: str, num_measured_now: int, is_cut_off: bool
+) -> CollectReport:
+    rows, graphs = store.rows(), store.graphs()
+    measured = {row.config_id for row in rows if row.status == "ok"}
+    graph_ids = {each.graph_id for each in recipe.configurations if each.config_id in measured}
     return CollectReport(
-        folder=out,
-        device=manifest["gpu"],
+        folder=store.folder,
+        device=device,
         num_configurations=len(recipe.configurations),
         num_rows=len(rows),
-        num_measured_now=collection.num_added,
+        num_measured_now=num_measured_now,
         by_status=dict(Counter(row.status for row in rows).most_common()),
         warnings=tuple(
             f"{row.configuration['model']} {row.configuration['precision']} "
@@ -123,8 +178,9 @@ def collect(
             for row in rows
             if row.result.get("warning")
         ),
+        num_graphs_missing=len(graph_ids - set(graphs)),
         is_cut_off=is_cut_off,
-        device_file=out / DEVICE_FILE if found["cpu_device"] else None,
+        device_file=store.folder / DEVICE_FILE if (store.folder / DEVICE_FILE).exists() else None,
     )
 
 

@@ -117,6 +117,9 @@ def test_cuda_without_a_gpu_is_one_line(cli, tmp_path):
         (("--recipe", "smoke", "--shard", "100/100"), "none for this part"),
         (("--recipe", "smoke", "--shard", "1/3", "--merge-only"), "give one of them"),
         (("--recipe", "smoke", "--merge-only"), "nothing to merge"),
+        (("--recipe", "smoke", "--export-only"), "holds no rows"),
+        (("--recipe", "smoke", "--export-only", "--merge-only"), "one after the other"),
+        (("--recipe", "collectives", "--export-only"), "have no graphs"),
     ],
 )
 def test_wrong_options_are_one_line(cli, tmp_path, arguments, words):

@@ -14,7 +14,7 @@ import pytest
 
 from gnnpred.collect.local_engine import LocalEngine
 from gnnpred.collect.recipe import Configuration, MeasureSettings, Recipe
-from gnnpred.collect.runner import collect, unsupported_reason
+from gnnpred.collect.runner import collect, export_graphs, unsupported_reason
 from gnnpred.collect.store import STORE_FILE, CollectionStore
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.job import Precision
@@ -142,6 +142,31 @@ def test_the_time_budget_stops_and_the_next_call_continues(tmp_path, monkeypatch
     second = run(recipe, tmp_path / "out")
     assert not second.is_cut_off
     assert (second.num_rows, second.num_measured_now) == (5, 5 - first.num_rows)
+
+
+def test_graphs_that_a_budget_cut_off_are_exported_later_on_any_machine(tmp_path, monkeypatch, log):
+    out, recipe = tmp_path / "out", recipe_of("good", "other", "crash", batches=(1, 2))
+    run(recipe, out)
+    whole = content(out)
+    with CollectionStore(out) as store:
+        store._db.execute("DELETE FROM graphs")
+    for path in (out / "models").iterdir():
+        path.unlink()
+    before = log.read_text()
+    monkeypatch.setenv("STAND_IN_GPU", "T4")  # a machine on which collect itself would be refused
+    left = export_graphs(recipe, out, worker_command=WORKER, time_budget_s=1e-9)
+    assert (left.is_cut_off, left.num_graphs_missing) == (True, 2)
+    done = []
+    report = export_graphs(recipe, out, worker_command=WORKER, on_progress=lambda *each: done.append(each))
+    assert (report.is_cut_off, report.num_graphs_missing, report.num_measured_now) == (False, 0, 0)
+    assert done[0] == ("graphs", 0, 2)
+    assert content(out) == whole
+    assert log.read_text() == before
+    with pytest.raises(UsageError, match="another recipe"):
+        export_graphs(recipe_of("good"), out, worker_command=WORKER)
+    with pytest.raises(UsageError, match="holds no rows"):
+        export_graphs(recipe, tmp_path / "nothing", worker_command=WORKER)
+    assert not (tmp_path / "nothing").exists()
 
 
 def test_a_full_disk_is_one_line_and_keeps_the_rows(tmp_path, monkeypatch):
