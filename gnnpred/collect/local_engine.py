@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gnnpred.collect.engine import PROBE_LIMIT_S, BudgetSpentError, Reply, Task, probe_message
+from gnnpred.collect.gpu_monitor import keep_gpus_open
 from gnnpred.collect.lookahead import Lookahead, most_ahead
 from gnnpred.collect.rank_group import RankGroup
 from gnnpred.collect.workers import POLL_S, Workers
@@ -60,6 +61,7 @@ class LocalEngine:
             manifest["num_nodes"] = self.others.num_nodes if self.others else 1
             if manifest["device"] == "cuda":
                 self.gpus = visible_gpus(manifest["num_gpus"], os.environ.get("CUDA_VISIBLE_DEVICES"))
+                keep_gpus_open()
             self.overlaps = bool(self.gpus) if self._overlaps is None else self._overlaps
         return reply
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnpred.collect.engine import PROBE_LIMIT_S, Reply, Task
+from gnnpred.collect.gpu_monitor import keep_gpus_open
 from gnnpred.collect.local_engine import visible_gpus
 from gnnpred.collect.rank_group import RankGroup
 from gnnpred.collect.workers import POLL_S, WORKER_COMMAND, Workers
@@ -39,6 +40,8 @@ class Lane:
                 os.environ[name] = value
         # Ray names the GPUs that it gave to this process
         self._gpus = visible_gpus(num_gpus, os.environ.get("CUDA_VISIBLE_DEVICES")) if num_gpus else None
+        if num_gpus:
+            keep_gpus_open()
         self._scratch = tempfile.TemporaryDirectory(prefix="gnnpred-lane-")
         self._workers = Workers(command or WORKER_COMMAND, Path(self._scratch.name), forked=model_prefixes)
         self._ready: RankGroup | None = None

@@ -165,3 +165,15 @@ def test_a_machine_without_nvml_has_no_monitor(monkeypatch):
     assert gpu_monitor.open_nvml() is None, "no driver: nvmlInit raises"
     pynvml.told["nvmlInit"] = None
     assert gpu_monitor.open_nvml() is pynvml
+
+
+def test_gpus_are_held_open_so_that_the_driver_stays_between_workers(monkeypatch):
+    nvml = FakeNvml(nvmlDeviceGetCount=2, nvmlDeviceGetHandleByIndex=lambda i: f"handle {i}")
+    monkeypatch.setattr(gpu_monitor, "open_nvml", lambda: nvml)
+    gpu_monitor.keep_gpus_open()
+    assert nvml.asked == [
+        ("nvmlDeviceGetCount", ()), ("nvmlDeviceGetHandleByIndex", (0,)), ("nvmlDeviceGetHandleByIndex", (1,)),
+    ]  # fmt: skip
+    for silent in (None, FakeNvml()):
+        monkeypatch.setattr(gpu_monitor, "open_nvml", lambda found=silent: found)
+        gpu_monitor.keep_gpus_open()
