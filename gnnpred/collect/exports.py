@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gnnpred.collect.recipe import Configuration, Recipe
 from gnnpred.collect.store import CollectionStore
-from gnnpred.collect.workers import Worker, Workers
+from gnnpred.collect.workers import Worker, Workers, require_space
 from gnnpred.errors import GnnpredError
 
 MODELS_FOLDER = "models"
@@ -95,6 +95,7 @@ class Exports:
         """Store the file, named by its content, or why there is none."""
         partial = self._partial(graph_id)
         try:
+            require_space(reply)
             if reply["status"] != "ok":
                 self._store.add_graph(graph_id, file="", reason=f"not exported: {reply['reason']}")
                 return

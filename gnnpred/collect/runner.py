@@ -15,7 +15,7 @@ from gnnpred.collect.lookahead import most_ahead
 from gnnpred.collect.recipe import LARGEST, Configuration, Recipe
 from gnnpred.collect.store import STORE_FILE, CollectionStore
 from gnnpred.collect.table import DEVICE_FILE, FAILED_FILE, RUNS_FILE, write_device_file, write_tables
-from gnnpred.collect.workers import POLL_S, WORKER_COMMAND, Workers
+from gnnpred.collect.workers import POLL_S, WORKER_COMMAND, Workers, require_space
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.hardware.device import AMPERE_COMPUTE_CAPABILITY
 from gnnpred.job import Precision
@@ -242,6 +242,7 @@ class _Collection:
                     )
                 continue
             num_lost = 0
+            require_space(reply)
             self._add(task.configuration, reply)
             if reply["status"] == "ok":
                 self._export(task.configuration, deadline)

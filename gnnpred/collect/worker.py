@@ -8,6 +8,7 @@ cannot disturb what a next ``collect`` measures.
 """
 
 import contextlib
+import errno
 import importlib.util
 import json
 import os
@@ -21,6 +22,7 @@ from typing import Any
 
 from gnnpred.errors import GnnpredError
 
+EXIT_DISK_FULL = 4  # no room for the reply
 _PARENT_GONE = 3
 _LIBRARIES = {"timm": "timm", "torchvision": "torchvision.models", "hf": "transformers"}
 
@@ -36,7 +38,12 @@ def main(reply_file: str) -> None:
     if "gpus" in go:  # CUDA looks at it when a process first uses a GPU
         os.environ["CUDA_VISIBLE_DEVICES"] = go["gpus"]
     reply = {**run_task(task, go.get("ranks")), "prepare_s": prepare_s}
-    Path(reply_file).write_text(json.dumps(reply), encoding="utf-8")
+    try:
+        Path(reply_file).write_text(json.dumps(reply), encoding="utf-8")
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os._exit(EXIT_DISK_FULL)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # libraries' clean-up may take seconds or crash; everything is written

@@ -1,6 +1,7 @@
 """Worker processes as ``gnnpred collect`` sees them: started, released, waited for, ended."""
 
 import contextlib
+import errno
 import itertools
 import json
 import logging
@@ -8,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 from gnnpred.collect.engine import BudgetSpentError
 from gnnpred.collect.forking import ForkedProcess, ForkError, ForkServer
+from gnnpred.collect.worker import EXIT_DISK_FULL
 from gnnpred.errors import GnnpredError
 
 WORKER_COMMAND = (sys.executable, "-m", "gnnpred.collect.worker")
@@ -169,6 +172,15 @@ class Workers:
             self._server = None
 
 
+def require_space(reply: dict[str, Any]) -> None:
+    """Raises GnnpredError where a worker met a full disk: that says nothing of its task, which is done again later."""
+    if os.strerror(errno.ENOSPC) in reply["reason"]:
+        raise GnnpredError(
+            f"the disk is full ({reply['reason']}); all earlier rows are kept: free space, in {tempfile.gettempdir()} "
+            "too, and run the same command again"
+        )
+
+
 def _worker_environment() -> dict[str, str]:
     """This process's environment; the package is found where it was imported from."""
     root = str(Path(__file__).parent.parent.parent)
@@ -185,6 +197,8 @@ def _worker_environment() -> dict[str, str]:
 def _crash_reason(code: int, log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     last = f": {lines[-1].strip()[:300]}" if lines else ""
+    if code == EXIT_DISK_FULL:  # its log may lie on the full disk too
+        return f"{os.strerror(errno.ENOSPC)} for a worker's reply"
     if code >= 0:
         return f"the worker ended with exit code {code}{last}"
     try:

@@ -41,6 +41,9 @@ def measured(task, go):
     if behaviour == "crash":
         print("something broke badly", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
+    if behaviour == "full" and "STAND_IN_FULL" in os.environ:
+        print("OSError: [Errno 28] No space left on device", file=sys.stderr, flush=True)
+        sys.exit(1)
     if behaviour == "exit":
         sys.exit(7)
     if behaviour in ("oom", "nan", "error"):

@@ -1,5 +1,9 @@
 """What a worker measures on the CPU, in every precision and phase, and how it names what cannot be measured."""
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,6 +15,7 @@ from gnnpred.job import Phase, Precision
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.models
 
+ROOT = Path(__file__).resolve().parents[3]
 MODELS = Path(__file__).with_name("small_modules.py")
 SETTINGS = MeasureSettings(steps=4, max_warmup_steps=12, max_warmup_s=1.0)
 
@@ -244,3 +249,19 @@ def test_a_gpu_that_does_not_answer_says_nothing_of_the_configuration():
     reply = run_task(task)
     assert (reply["status"], reply["lost_device"]) == ("error", True)
     assert reply["reason"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's device that is always full")
+def test_a_worker_without_room_for_its_reply_says_so():
+    from gnnpred.collect.worker import EXIT_DISK_FULL
+
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "gnnpred.collect.worker", "/dev/full"],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    task = {"task": "probe", "device": "cpu", "models": ["no model"]}
+    worker.stdin.write(json.dumps(task).encode() + b"\n{}\n")
+    worker.stdin.flush()
+    assert worker.wait(600) == EXIT_DISK_FULL
+    worker.stdin.close()

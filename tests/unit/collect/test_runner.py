@@ -190,6 +190,16 @@ def test_a_full_disk_is_one_line_and_keeps_the_rows(tmp_path, monkeypatch):
     assert run(recipe, tmp_path / "out").num_measured_now == 39 - kept
 
 
+def test_a_disk_that_is_full_for_a_worker_costs_no_row(tmp_path, monkeypatch):
+    recipe = recipe_of("good", "full")
+    monkeypatch.setenv("STAND_IN_FULL", "1")
+    with pytest.raises(GnnpredError, match=r"the disk is full .* free space"):
+        run(recipe, tmp_path / "out")
+    assert table(tmp_path / "out" / "failed.csv") == []
+    monkeypatch.delenv("STAND_IN_FULL")
+    assert run(recipe, tmp_path / "out").by_status == {"ok": 2}
+
+
 def test_a_gpu_that_does_not_answer_ends_the_call_and_costs_no_row(tmp_path):
     once = run(recipe_of("lost", "good"), tmp_path / "once")
     assert (once.num_rows, once.by_status) == (1, {"ok": 1})
