@@ -88,7 +88,8 @@ class Exports:
                 "out": str(self._partial(configuration.graph_id)),
             }
         )
-        worker.release(limit_s=self._limit_s)
+        # no GPU: tracing would keep its random state, and with that a context on the GPU that is being measured
+        worker.release(limit_s=self._limit_s, go={"gpus": ""})
         self._running.append((configuration.graph_id, worker))
 
     def _add_graph(self, graph_id: str, reply: dict) -> None:
