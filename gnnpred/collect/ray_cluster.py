@@ -40,7 +40,7 @@ class RayCluster:
     ) -> None:
         self.address = address
         self.device = "cpu"
-        self.model_prefixes: list[str] = []  # of what new lanes will measure
+        self.sources: list[str] = []  # of what new lanes will measure
         self._accelerator = accelerator
         self._num_cpus = num_cpus
         self._command = command
@@ -107,7 +107,7 @@ class RayCluster:
         self._lanes.append(
             lane.remote(
                 self._command, num_gpus=own_gpus, folder=os.getcwd(), environment=environment,
-                model_prefixes=self.model_prefixes,
+                sources=self.sources,
             )
         )  # fmt: skip
         return self._lanes[-1]

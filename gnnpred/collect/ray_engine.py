@@ -75,7 +75,7 @@ class RayEngine:
         return reply
 
     def measure(self, tasks: Sequence[Task], *, deadline: float | None) -> Iterator[tuple[Task, Reply]]:
-        self._cluster.model_prefixes = sources_to_import(task.configuration.model for task in tasks)
+        self._cluster.sources = sources_to_import(task.configuration.model for task in tasks)
         by_layout: dict[tuple[int, int], list[Task]] = {}
         for task in sorted(tasks, key=lambda task: (-task.configuration.nodes, -task.num_gpus)):
             by_layout.setdefault((task.configuration.nodes, task.num_gpus), []).append(task)

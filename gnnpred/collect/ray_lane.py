@@ -20,7 +20,7 @@ class Lane:
 
     ``command`` starts a worker; None is this node's interpreter. ``folder``: the driver's working folder, from which a
     user's modules are found where the nodes share it. ``environment``: variables as the driver has them (None: unset),
-    where Ray would set them in its own way. ``model_prefixes``: what workers need to import.
+    where Ray would set them in its own way. ``sources``: what workers need to import.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Lane:
         num_gpus: int,
         folder: str,
         environment: Mapping[str, str | None],
-        model_prefixes: Sequence[str],
+        sources: Sequence[str],
     ) -> None:
         if Path(folder).is_dir():
             os.chdir(folder)
@@ -43,7 +43,7 @@ class Lane:
         if num_gpus:
             keep_gpus_open()
         self._scratch = tempfile.TemporaryDirectory(prefix="gnnpred-lane-")
-        self._workers = Workers(command or WORKER_COMMAND, Path(self._scratch.name), forked=model_prefixes)
+        self._workers = Workers(command or WORKER_COMMAND, Path(self._scratch.name), forked=sources)
         self._ready: RankGroup | None = None
 
     def probe(self, message: dict[str, Any]) -> Reply:
