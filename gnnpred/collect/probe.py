@@ -5,6 +5,7 @@ import platform
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ def probe(device: str | None) -> dict[str, Any]:
         return {**manifest, "gpu": manifest["cpu"], "num_gpus": max(2, os.cpu_count() or 1)}
     if not torch.cuda.is_available():
         raise UsageError("--device cuda: torch sees no CUDA GPU here; use --device cpu")
+    require_one_type([torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())])
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
         **manifest,
@@ -61,6 +63,13 @@ def probe(device: str | None) -> dict[str, Any]:
         "compute_capability": float("{}.{}".format(*torch.cuda.get_device_capability())),
         **_driver_facts(properties),
     }
+
+
+def require_one_type(names: Sequence[str]) -> None:
+    """Raises UsageError for visible GPUs of several names: their rows do not make one collection."""
+    if len(set(names)) > 1:
+        listed = "; ".join(f"{i}: {names[i]}" for i in range(len(names)))
+        raise UsageError(f"this machine has GPUs of several types ({listed}): choose some with CUDA_VISIBLE_DEVICES")
 
 
 def _nccl_version() -> str:

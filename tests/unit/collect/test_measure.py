@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gnnpred.collect.recipe import Configuration, MeasureSettings
+from gnnpred.errors import UsageError
 from gnnpred.job import Phase, Precision
 
 torch = pytest.importorskip("torch")
@@ -249,6 +250,15 @@ def test_a_gpu_that_does_not_answer_says_nothing_of_the_configuration():
     reply = run_task(task)
     assert (reply["status"], reply["lost_device"]) == ("error", True)
     assert reply["reason"]
+
+
+def test_gpus_of_several_types_are_refused_with_their_names():
+    from gnnpred.collect.probe import require_one_type
+
+    require_one_type(["NVIDIA H200", "NVIDIA H200"])
+    require_one_type([])
+    with pytest.raises(UsageError, match=r"0: NVIDIA H200; 1: Tesla T4\): choose some with CUDA_VISIBLE_DEVICES"):
+        require_one_type(["NVIDIA H200", "Tesla T4"])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's device that is always full")
