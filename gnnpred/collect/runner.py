@@ -152,6 +152,7 @@ def export_graphs(
                 is_cut_off = deadline is not None and time.monotonic() >= deadline
                 time.sleep(POLL_S)
                 exports.advance()
+            on_progress("graphs", total - exports.num_open, total)
         finally:
             workers.end_all()
             exports.end_all()

@@ -28,8 +28,8 @@ RUN_COLUMNS = (
     "wall_clock_ms", "num_steps", "peak_memory_mib", "cudnn_benchmark", "driver", "cudnn", "cpu", "warning",
     "strategy", "step_time_slowest_ms", "host_copy", "onnx_sha256", "batch_is_largest", "drift_pct", "sm_clock_mhz",
     "memory_clock_mhz", "throttle_reasons", "other_gpu_processes", "gpu_temperature_c", "power_w", "energy_per_step_j",
-    "power_limit_w", "nccl", "num_cpus", "host_memory_gib", "mig", "operator_time_share", "prepare_s", "batch_search_s",
-    "build_s", "warmup_s", "measure_s", "profile_s",
+    "power_limit_w", "nccl", "num_cpus", "host_memory_gib", "mig", "operator_time_share", "prepare_s", "context_s",
+    "batch_search_s", "build_s", "warmup_s", "measure_s", "profile_s",
 )  # fmt: skip
 _FAILED_COLUMNS = (
     "model", "batch_size", "image_size", "seq_len", "precision", "phase", "optimizer", "memory_format", "compile",
@@ -38,8 +38,8 @@ _FAILED_COLUMNS = (
 # Figures of a result that go to the table as they are; empty where this machine does not tell them.
 _FIGURES = (
     "drift_pct", "sm_clock_mhz", "memory_clock_mhz", "other_gpu_processes", "gpu_temperature_c", "power_w",
-    "energy_per_step_j", "power_limit_w", "operator_time_share", "prepare_s", "batch_search_s", "build_s", "warmup_s",
-    "measure_s", "profile_s",
+    "energy_per_step_j", "power_limit_w", "operator_time_share", "prepare_s", "context_s", "batch_search_s", "build_s",
+    "warmup_s", "measure_s", "profile_s",
 )  # fmt: skip
 _MACHINE = ("driver", "cudnn", "cpu", "nccl", "num_cpus", "host_memory_gib", "mig")
 

@@ -132,8 +132,10 @@ def _measured(task: dict[str, Any], ranks: dict[str, Any] | None) -> dict[str, A
     from gnnpred.collect.ranks import Ranks
 
     wanted = Task.of_message(task)
+    started = time.monotonic()
     if wanted.device == "cuda" and (reason := _unusable_gpu((ranks or {}).get("local_rank", 0))):
         return {"status": "error", "reason": reason, "result": {}, "lost_device": True}
+    context_s = time.monotonic() - started if wanted.device == "cuda" else None
     try:
         result = measure(
             wanted.configuration,
@@ -148,7 +150,7 @@ def _measured(task: dict[str, Any], ranks: dict[str, Any] | None) -> dict[str, A
         status = "oom" if is_out_of_memory(error) else "error"
         lines = str(error).strip().splitlines() or [""]
         return {"status": status, "reason": f"{type(error).__name__}: {lines[0][:300]}", "result": {}}
-    reply = _ok({**result, "manifest": probe(task["device"])})
+    reply = _ok({**result, "context_s": context_s, "manifest": probe(task["device"])})
     if isinstance(result["loss"], str):
         reply |= {"status": "nan", "reason": f"the loss is {result['loss']}"}
     return reply
