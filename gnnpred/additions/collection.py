@@ -17,6 +17,7 @@ from gnnpred.errors import GnnpredError
 from gnnpred.files import json_digest
 from gnnpred.hardware import DeviceSpec, load_device_file
 from gnnpred.job import Precision
+from gnnpred.op_kinds import OP_KINDS
 from gnnpred.score import read_runs
 
 # Columns of runs.csv that score does without and that rows of the corpus need
@@ -197,6 +198,8 @@ def _operators(path: Path, devices: set[str]) -> tuple[OperatorRow, ...]:
 
 
 def _operator_of(cells: dict[str, str], devices: set[str], where: str) -> OperatorRow:
+    if cells["kind"] not in OP_KINDS:
+        raise GnnpredError(f"{where}: no timed kernel: unknown kind {cells['kind']!r}")
     try:
         row = OperatorRow(
             cells["source"], cells["device"], cells["kind"], cells["phase"], str(Precision(cells["precision"])),

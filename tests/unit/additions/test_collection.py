@@ -196,6 +196,7 @@ def wrong_operator_time(runs):
         (wrong_operator_shape, "operators.csv, line 2: no timed kernel"),
         (operator_of(CPU_NAME, "conv", "1x3x8x8x4x3x3x0x0x1x1x1"), "operators.csv, line 2: no timed kernel"),
         (operator_of(CPU_NAME, "linear", "1x-64x64x64"), "operators.csv, line 2: no timed kernel"),
+        (operator_of(CPU_NAME, "sorcery", "64x64"), "operators.csv, line 2: no timed kernel: unknown kind 'sorcery'"),
         (operator_of("H100", "linear", "1x64x64x64"), "no row of the collection was measured on 'H100'"),
         (wrong_operator_time, "operators.csv, line 2: no timed kernel"),
     ],

@@ -1,6 +1,7 @@
 """A collection in a corpus: rows, graphs, devices, splits; repeats and marks; nothing moved, nothing half-written."""
 
 import csv
+import gzip
 import json
 import shutil
 import sqlite3
@@ -284,6 +285,30 @@ def test_timed_kernels_join_the_others_once(tmp_path, tiny, gpu_runs):
             (f"collect-{report.collection}", "fwd", 30.5), (f"collect-{report.collection}", "bwd", 61.25)
         ]  # fmt: skip
     assert (report.num_operators, report.num_short_operators, report.is_changed) == (2, 1, False)
+
+
+def test_a_device_may_have_any_name(tmp_path):
+    name = 'Home "Brew", 9000 MHz #1 \x7f'
+    runs = write_collection(tmp_path / "runs", manifest={**V100, "gpu": name})
+    with (runs / "operators.csv").open("w", newline="") as table:
+        writer = csv.writer(table)
+        writer.writerow(OPERATORS.strip().split(","))
+        writer.writerow(["s", name, "linear", "fwd", "fp32", "1x64x64x64", "30.5"])
+    own = tmp_path / "own.json"
+    fields = {"fp32_tflops": 20.0, "memory_gb": 16, "mem_bandwidth_gb_s": 900, "num_sms": 60, "boost_clock_mhz": 1800}
+    own.write_text(json.dumps({"name": name, **fields}))
+    add(runs, tmp_path / "new", device_file=own)
+    (kernel,) = load_operator_rows(tmp_path / "new" / "operators.csv.gz")
+    assert (kernel.device, kernel.spec.fp32_tflops) == (name, 20.0)
+    assert {row.spec.name for row in load_rows(tmp_path / "new")} == {name}
+    assert not add(runs, tmp_path / "new").is_changed
+
+
+def test_a_damaged_file_of_kernels_is_one_line(tmp_path, tiny, gpu_runs):
+    for content in (b"no gzip", gzip.compress(b"source,device\na,b\n"), gzip.compress(b"x" * 1000)[:-20]):
+        (tiny / "operators.csv.gz").write_bytes(content)
+        with pytest.raises(GnnpredError, match=r"operators\.csv\.gz"):
+            add(gpu_runs, tiny)
 
 
 @pytest.mark.parametrize("num_moved", range(9))
