@@ -5,7 +5,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,11 @@ def add_collection(
     if num_few_steps:
         notes.append(f"{num_few_steps} rows of fewer than {MIN_TIMED_STEPS} timed steps are kept and not used")
     judgement = _judge(found, previous, make_predictor, on_progress)
+    notes += [
+        f"checkpoint {judgement.checkpoint} has not seen {device}: as a whole, steps take {factor:.3g} times what it "
+        "predicts, which is taken off before rows are compared"
+        for device, factor in judgement.factors.items()
+    ]
     own = [_flagged(each.row, judgement.marks[each.row.row_id], accepted) for each in found.rows]
     rows = _merged(state.rows, [row for row in own if row.gpus == 1])
     multi_gpu_rows = _merged(state.multi_gpu_rows, [row for row in own if row.gpus > 1])
@@ -116,6 +121,7 @@ def add_collection(
 class _Judgement:
     marks: Marks
     num_not_predicted: int = 0
+    factors: Mapping[str, float] = field(default_factory=dict)  # of devices that the checkpoint has not seen
     checkpoint: str = ""  # "" where every row had been judged before
 
 
@@ -133,12 +139,13 @@ def _judge(
     if all(row_id in before for row_id in own_ids):
         return _Judgement(marks=before)
     predictor = make_predictor()
-    marks, num_not_predicted = marks_of(
+    found_now = marks_of(
         found.rows, predictor, on_row=lambda done, total: on_progress("rows compared with predictions", done, total)
     )
     return _Judgement(
-        marks={row_id: marks.get(row_id, []) for row_id in own_ids} | before,
-        num_not_predicted=num_not_predicted,
+        marks={row_id: found_now.marks.get(row_id, []) for row_id in own_ids} | before,
+        num_not_predicted=found_now.num_not_predicted,
+        factors=found_now.factors,
         checkpoint=predictor.checkpoint.card.name,
     )
 

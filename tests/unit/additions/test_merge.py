@@ -81,6 +81,8 @@ def tiny(tmp_path):
 def test_a_new_corpus_holds_what_was_measured(cpu_runs, tmp_path):
     report = add(cpu_runs, tmp_path / "new")
     assert (report.num_rows, report.num_new, report.num_used, report.is_changed) == (18, 18, 18, True)
+    (note,) = report.notes
+    assert f"has not seen {CPU_NAME}: as a whole, steps take" in note
     rows = load_rows(tmp_path / "new")
     (row,) = [r for r in rows if (r.model, r.batch_size, r.precision) == ("timm:vgg11", 8, Precision.MIXED)]
     assert row.step_time_ms == pytest.approx(4.8)
@@ -251,7 +253,7 @@ def test_rows_of_too_few_steps_are_kept_unused_and_told(tmp_path, gpu_runs):
     runs = shutil.copytree(gpu_runs, tmp_path / "copy")
     edit_table(runs, lambda row: row | ({"num_steps": "2"} if row["batch_per_gpu"] == "8" else {}))
     report = add(runs, tmp_path / "new")
-    assert report.notes == ("6 rows of fewer than 3 timed steps are kept and not used",)
+    assert report.notes[0] == "6 rows of fewer than 3 timed steps are kept and not used"
     few = [row for row in load_rows(tmp_path / "new") if row.few_iterations]
     assert len(few) == 6
     assert not any(row.used_for_training for row in few)
@@ -403,7 +405,7 @@ def test_a_device_file_of_a_listed_gpu_is_told_to_be_of_no_use(tmp_path, gpu_run
         "boost_clock_mhz = 1800\n"
     )
     report = add(gpu_runs, tmp_path / "new", device_file=own)
-    assert report.notes == (f"{V100['gpu']} is in the list of GPUs: its figures there are used, not those of the file",)
+    assert report.notes[0] == f"{V100['gpu']} is in the list of GPUs: its figures there are used, not those of the file"
 
 
 # -- names and failures ----------------------------------------------------------------------------
