@@ -20,20 +20,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from gnnpred.training.recipe import find_recipe, load_recipe
-from tests.helpers.tiny_corpus import write_tiny_corpus
 
 pytestmark = pytest.mark.train
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def datasets(tmp_path_factory):
-    return write_tiny_corpus(tmp_path_factory.mktemp("tiny") / "datasets")
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory):
-    return tmp_path_factory.mktemp("work")  # rows are encoded once
 
 
 @pytest.fixture
@@ -143,7 +132,7 @@ def test_a_killed_worker_loses_its_running_trial_alone_and_that_is_run_again(arg
     assert killed.state is optuna.trial.TrialState.RUNNING
     time.sleep(3)
     command[2] = "plain"
-    resumed = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    resumed = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900, check=False)
     assert resumed.returncode == 0, resumed.stderr
     trials = optuna.load_study(study_name="smoke", storage=plain_storage(storage)).trials
     assert trials[0].value == kept.value

@@ -23,20 +23,9 @@ from gnnpred.training.recipe import find_recipe, load_recipe
 from gnnpred.training.search_space import default_space, load_space
 from gnnpred.training.tuning.study import Search, open_study
 from gnnpred.training.tuning.workers import LocalPool, run_on_workers
-from tests.helpers.tiny_corpus import write_tiny_corpus
 
 pytestmark = pytest.mark.train
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def datasets(tmp_path_factory):
-    return write_tiny_corpus(tmp_path_factory.mktemp("tiny") / "datasets")
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory):
-    return tmp_path_factory.mktemp("work")
 
 
 @pytest.fixture
@@ -117,7 +106,11 @@ def test_an_interrupt_keeps_what_is_finished_and_leaves_no_process(arguments, tm
     ) as running:  # fmt: skip
         first = running.stderr.readline()
         os.killpg(running.pid, signal.SIGINT)  # as a terminal does: to all processes of the command
-        _, rest = running.communicate(timeout=300)
+        try:
+            _, rest = running.communicate(timeout=900)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)
+            raise
     assert "complete" in first
     assert running.returncode == 130, rest
     assert rest.splitlines()[-1] == "interrupted: finished trials are kept, the same command goes on"
