@@ -187,7 +187,7 @@ def run_one_trial(study: optuna.Study, objective: Objective, search: Search, *, 
         fail_stale(study)
     try:
         study.optimize(run, n_trials=1)
-    except (ValueError, UpdateFinishedTrialError):
+    except (ValueError, AssertionError, UpdateFinishedTrialError):  # what Optuna makes of a trial that is over
         if not given_up:
             raise
 
