@@ -2,9 +2,11 @@
 
 import csv
 import hashlib
+import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from gnnpred.collect.store import STORE_FILE, StoredRow, read_store
@@ -15,6 +17,7 @@ from gnnpred.errors import GnnpredError
 from gnnpred.files import json_digest
 from gnnpred.hardware import DeviceSpec, load_device_file
 from gnnpred.job import Precision
+from gnnpred.op_kinds import OP_KINDS
 from gnnpred.score import read_runs
 
 # Columns of runs.csv that score does without and that rows of the corpus need
@@ -32,6 +35,7 @@ _NEEDED_COLUMNS = (
 )
 _TIME_TOLERANCE = 1e-4  # runs.csv rounds times to six digits
 _MANIFEST_IS_CPU = "cpu"
+_MODEL_FILE = re.compile(r"models/[0-9a-f]{16,64}\.onnx")  # as collect names them: by their content
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,9 @@ def read_collection(folder: Path) -> Collection:
     if not folder.is_dir():
         raise GnnpredError(f"{folder} is no folder: name one of `gnnpred collect --out`")
     meta, stored = read_store(folder)
+    for key in ("recipe", "recipe_id"):
+        if key not in meta:
+            raise GnnpredError(f"{folder / STORE_FILE} is damaged: it does not say its {key}")
     if (folder / COLLECTIVES_FILE).is_file() and not (folder / RUNS_FILE).is_file():
         raise GnnpredError(
             f"{folder} holds timed collectives, of which a corpus has none: fit them with "
@@ -93,10 +100,10 @@ def read_collection(folder: Path) -> Collection:
     by_id = {row.config_id: row for row in stored if row.status == "ok"}
     if not by_id:
         raise GnnpredError(f"{folder} holds no measured row: there is nothing to add")
+    manifests = _manifests_of(folder / STORE_FILE, stored)
     measured = _measured_lines(folder, by_id)
     order = {config_id: i for i, config_id in enumerate(by_id)}
     _check_models(folder, measured)
-    manifests = [row.result["manifest"] for row in stored if row.result.get("manifest")]
     return Collection(
         folder=folder,
         recipe=meta["recipe"],
@@ -109,8 +116,22 @@ def read_collection(folder: Path) -> Collection:
         failed=dict(Counter(row.status for row in stored if row.status != "ok").most_common()),
         manifests=tuple({json_digest(manifest): manifest for manifest in manifests}.values()),
         own_device=load_device_file(folder / DEVICE_FILE) if (folder / DEVICE_FILE).is_file() else None,
-        operators=_operators(folder / OPERATORS_FILE),
+        operators=_operators(folder / OPERATORS_FILE, {manifest["gpu"] for manifest in manifests}),
     )
+
+
+def _manifests_of(path: Path, stored: Iterable[StoredRow]) -> list[dict[str, Any]]:
+    """The manifest of every row that has one, as every measured row must; all of a CPU, or none."""
+    manifests = []
+    for row in stored:
+        manifest = row.result.get("manifest") if isinstance(row.result, dict) else None
+        if isinstance(manifest, dict) and all(isinstance(manifest.get(key), str) for key in ("device", "gpu")):
+            manifests.append(manifest)
+        elif manifest or row.status == "ok":
+            raise GnnpredError(f"{path} is damaged: row {row.config_id} does not say on which device it was measured")
+    if len({manifest["device"] == _MANIFEST_IS_CPU for manifest in manifests}) > 1:
+        raise GnnpredError(f"{path} holds rows of a CPU and of GPUs: collect each into a folder of its own")
+    return manifests
 
 
 def _measured_lines(folder: Path, by_id: dict[str, StoredRow]) -> list[MeasuredLine]:
@@ -127,9 +148,7 @@ def _measured_lines(folder: Path, by_id: dict[str, StoredRow]) -> list[MeasuredL
                 f"{path}, line {line}: this row is not in {STORE_FILE}, or it says something else there: run the same "
                 "`gnnpred collect` again, which writes the table anew"
             )
-        lines[config_id] = MeasuredLine(
-            line=line, cells=cells, config_id=config_id, manifest=stored.result.get("manifest", {})
-        )
+        lines[config_id] = MeasuredLine(line=line, cells=cells, config_id=config_id, manifest=stored.result["manifest"])
     if lacking := len(by_id) - len(lines):
         raise GnnpredError(
             f"{path} lacks {lacking} of the {len(by_id)} rows in {STORE_FILE}: run the same `gnnpred collect` again, "
@@ -139,6 +158,8 @@ def _measured_lines(folder: Path, by_id: dict[str, StoredRow]) -> list[MeasuredL
 
 
 def _agrees(cells: dict[str, str], stored: StoredRow) -> bool:
+    if cells["gpu"] != stored.result["manifest"]["gpu"]:
+        return False
     try:
         return abs(float(cells["step_time_ms"]) / stored.result["step_time_ms"] - 1) < _TIME_TOLERANCE
     except (KeyError, ValueError, TypeError, ZeroDivisionError):
@@ -149,23 +170,21 @@ def _check_models(folder: Path, measured: list[MeasuredLine]) -> None:
     line_of = {line.cells["onnx"]: line for line in reversed(measured) if line.cells["onnx"].strip()}
     for name, line in line_of.items():
         where = f"{folder / RUNS_FILE}, line {line.line}"
-        relative = PurePosixPath(name)
-        if relative.is_absolute() or ".." in relative.parts:
-            raise GnnpredError(f"{where}: {name} lies outside the collection's folder")
-        path = folder / relative
+        if not _MODEL_FILE.fullmatch(name):
+            raise GnnpredError(f"{where}: {name!r} is none of the collection's own files (models/HASH.onnx)")
+        path = folder / name
         try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            raise GnnpredError(
-                f"{where}: {path} is missing: copy the folder models/ along with the collection"
-            ) from None
+            if not path.is_file():
+                raise GnnpredError(f"{where}: {path} is missing: copy the folder models/ along with the collection")
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise GnnpredError(f"{where}: {path} cannot be read: {error.strerror}") from error
-        if not hashlib.sha256(content).hexdigest().startswith(path.stem):
+        if not digest.startswith(path.stem):
             raise GnnpredError(f"{where}: {path} is damaged: its content does not match its name, which is its hash")
 
 
-def _operators(path: Path) -> tuple[OperatorRow, ...]:
+def _operators(path: Path, devices: set[str]) -> tuple[OperatorRow, ...]:
     if not path.is_file():
         return ()
     try:
@@ -173,20 +192,26 @@ def _operators(path: Path) -> tuple[OperatorRow, ...]:
             reader = csv.DictReader(file)
             if missing := [name for name in OPERATOR_COLUMNS if name not in (reader.fieldnames or ())]:
                 raise GnnpredError(f"{path} lacks the column {missing[0]}")
-            return tuple(_operator_of(cells, f"{path}, line {reader.line_num}") for cells in reader)
+            return tuple(_operator_of(cells, devices, f"{path}, line {reader.line_num}") for cells in reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise GnnpredError(f"{path} cannot be read: {error}") from error
 
 
-def _operator_of(cells: dict[str, str], where: str) -> OperatorRow:
+def _operator_of(cells: dict[str, str], devices: set[str], where: str) -> OperatorRow:
+    if cells["kind"] not in OP_KINDS:
+        raise GnnpredError(f"{where}: no timed kernel: unknown kind {cells['kind']!r}")
     try:
         row = OperatorRow(
             cells["source"], cells["device"], cells["kind"], cells["phase"], str(Precision(cells["precision"])),
             tuple(int(v) for v in cells["shape"].split("x")), float(cells["time_us"]),
         )  # fmt: skip
         operator_graph(row)  # the shape has as many numbers as the kind needs
-    except (ValueError, TypeError, AttributeError, IndexError) as error:
+    except (GnnpredError, ValueError, TypeError, AttributeError, IndexError, ZeroDivisionError) as error:
         raise GnnpredError(f"{where}: no timed kernel: {error}") from error
+    if row.device not in devices:
+        raise GnnpredError(f"{where}: no row of the collection was measured on {row.device!r}")
+    if min(row.shape) < 0:
+        raise GnnpredError(f"{where}: no timed kernel: shape {cells['shape']}")
     if row.phase not in ("fwd", "bwd", "bwd_data", "bwd_weight") or not 0 < row.time_us < 1e9:
         raise GnnpredError(f"{where}: no timed kernel: phase {row.phase!r}, {row.time_us} us")
     return row

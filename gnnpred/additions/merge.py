@@ -5,7 +5,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from gnnpred.additions.corpus_state import (
 )
 from gnnpred.additions.outliers import KINDS, UNSTEADY, Mark, marks_of
 from gnnpred.additions.report import AddReport, MarkedRow, configuration_text, measured_elsewhere, repeats_of
-from gnnpred.additions.rows import CPU_ARCHITECTURE, CollectedCorpus, corpus_of
+from gnnpred.additions.rows import CPU_ARCHITECTURE, MIN_TIMED_STEPS, CollectedCorpus, corpus_of, device_of
 from gnnpred.corpus.collections import COLLECTIONS_FOLDER, SOURCE_PREFIX, is_collected
 from gnnpred.corpus.devices import DEVICES_FOLDER, device_text
 from gnnpred.corpus.operators import write_operator_rows
@@ -85,10 +85,20 @@ def add_collection(
     )
     previous = state.collections.get(name, {})
     accepted = frozenset(accept) | frozenset(previous.get("accepted", ()))
+    num_few_steps = sum(each.row.few_iterations for each in found.rows)
+    if num_few_steps:
+        notes.append(f"{num_few_steps} rows of fewer than {MIN_TIMED_STEPS} timed steps are kept and not used")
     judgement = _judge(found, previous, make_predictor, on_progress)
+    notes += [
+        f"checkpoint {judgement.checkpoint} has not seen {device}: as a whole, steps take {factor:.3g} times what it "
+        "predicts, which is taken off before rows are compared"
+        for device, factor in judgement.factors.items()
+    ]
     own = [_flagged(each.row, judgement.marks[each.row.row_id], accepted) for each in found.rows]
     rows = _merged(state.rows, [row for row in own if row.gpus == 1])
     multi_gpu_rows = _merged(state.multi_gpu_rows, [row for row in own if row.gpus > 1])
+    own_ids = {row.row_id for row in own}
+    is_older = own_ids < set(previous.get("rows", ()))
     target = _Target(
         rows=rows,
         multi_gpu_rows=multi_gpu_rows,
@@ -96,7 +106,10 @@ def add_collection(
         found=found,
         new_devices=new_devices,
         name=name,
-        record=_record(collection, name, found, judgement.marks, accepted, previous),
+        is_older=is_older,
+        record=previous | {"accepted": sorted(accepted)}
+        if is_older
+        else _record(collection, name, found, judgement.marks, accepted, previous),
     )
     files = _changed_files(state, target)
     if files and not dry_run:
@@ -108,6 +121,7 @@ def add_collection(
 class _Judgement:
     marks: Marks
     num_not_predicted: int = 0
+    factors: Mapping[str, float] = field(default_factory=dict)  # of devices that the checkpoint has not seen
     checkpoint: str = ""  # "" where every row had been judged before
 
 
@@ -125,12 +139,13 @@ def _judge(
     if all(row_id in before for row_id in own_ids):
         return _Judgement(marks=before)
     predictor = make_predictor()
-    marks, num_not_predicted = marks_of(
+    found_now = marks_of(
         found.rows, predictor, on_row=lambda done, total: on_progress("rows compared with predictions", done, total)
     )
     return _Judgement(
-        marks={row_id: marks.get(row_id, []) for row_id in own_ids} | before,
-        num_not_predicted=num_not_predicted,
+        marks={row_id: found_now.marks.get(row_id, []) for row_id in own_ids} | before,
+        num_not_predicted=found_now.num_not_predicted,
+        factors=found_now.factors,
         checkpoint=predictor.checkpoint.card.name,
     )
 
@@ -228,7 +243,8 @@ def _name_of(collection: Collection, asked: str | None, state: CorpusState) -> s
         return known
     words = re.findall("[a-z0-9]+", f"{collection.recipe} {collection.device}".lower())
     name = asked or f"{'-'.join(words)[:60].strip('-')}-{collection.origin[:6]}"
-    if name in state.collections:
+    sources = {row.source_id for row in state.all_rows} | {row.source for row in state.operators}
+    if name in state.collections or SOURCE_PREFIX + name in sources:
         raise UsageError(f"{state.folder} holds another collection of the name {name}: choose another --name")
     return name
 
@@ -254,10 +270,25 @@ def _devices_for(
         if device.name in devices:
             if devices[device.name] != device and device.name in state.own_devices:
                 notes.append(f"{state.folder} describes {device.name} already, by other figures: those stay")
-        elif device.name.lower() in {name.lower() for name in used} and not _is_listed(device.name):
-            devices[device.name] = device
-            new.append(device)
+        elif device.name.lower() in {name.lower() for name in used}:
+            if _is_listed(device.name):
+                notes.append(f"{device.name} is in the list of GPUs: its figures there are used, not those of the file")
+            else:
+                devices[device.name] = device
+                new.append(device)
+    for name in sorted(used):
+        _check_kind(device_of(name, devices), collection)
     return devices, new, notes
+
+
+def _check_kind(device: DeviceSpec, collection: Collection) -> None:
+    """Its description alone keeps a CPU apart from GPUs later."""
+    if (device.architecture == CPU_ARCHITECTURE) != collection.is_cpu:
+        kind, described = ("a CPU", "is not") if collection.is_cpu else ("a GPU", "is")
+        raise GnnpredError(
+            f"{collection.folder} was measured on {kind}, and {device.name} {described} described as architecture = "
+            f'"{CPU_ARCHITECTURE}": correct the device file'
+        )
 
 
 def _is_listed(name: str) -> bool:
@@ -269,8 +300,9 @@ def _is_listed(name: str) -> bool:
 
 def _refuse_mixture(collection: Collection, state: CorpusState) -> None:
     """A network that learns from CPUs and GPUs together predicts neither."""
-    devices = {row.device: row for row in state.all_rows if row.graph_id}
-    kinds = {row.own_device is not None and row.own_device.architecture == CPU_ARCHITECTURE for row in devices.values()}
+    names = {row.device for row in state.all_rows} | {row.device for row in state.operators}
+    cpus = {device.name for device in state.own_devices.values() if device.architecture == CPU_ARCHITECTURE}
+    kinds = {name in cpus for name in names}
     if kinds and collection.is_cpu not in kinds:
         mine, theirs = ("a CPU", "GPUs") if collection.is_cpu else ("a GPU", "CPUs")
         raise UsageError(
@@ -319,6 +351,7 @@ class _Target:
     found: CollectedCorpus
     new_devices: Sequence[DeviceSpec]
     name: str
+    is_older: bool  # the corpus has all of the collection's rows and others of it: this is a copy from before
     record: dict[str, Any]
 
 
@@ -330,8 +363,13 @@ def _record(
     accepted: frozenset[str],
     previous: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Content of the collection's file; the day stays that on which these rows came."""
-    rows = {each.row.row_id: [asdict(mark) for mark in marks[each.row.row_id]] for each in found.rows}
+    """Content of the collection's file; the day stays that on which these rows came.
+
+    What it says of rows that ``found`` lacks stays: they are in the corpus.
+    """
+    own = {each.row.row_id: [asdict(mark) for mark in marks[each.row.row_id]] for each in found.rows}
+    rows = previous.get("rows", {}) | own
+    manifests = {json_digest(each): each for each in (*previous.get("manifests", ()), *collection.manifests)}
     record = {
         "format": _FORMAT,
         "name": name,
@@ -344,9 +382,9 @@ def _record(
         "failed": collection.failed,
         "num_operators": len(found.operators),
         "accepted": sorted(accepted),
-        "graphs": dict(sorted(found.graph_of_file.items())),
+        "graphs": dict(sorted((previous.get("graphs", {}) | found.graph_of_file).items())),
         "rows_sha256": json_digest(sorted(rows), 64),
-        "manifests": list(collection.manifests),
+        "manifests": list(manifests.values()),
         "rows": rows,
     }
     is_same = {**previous, "added": ""} == {**record, "added": ""}
@@ -373,16 +411,17 @@ def _changed_files(state: CorpusState, target: _Target) -> list[tuple[Path, Writ
     for name, split in target.splits.items():
         if name not in state.splits or split.fold_by_group != state.splits[name].fold_by_group:
             files.append((folder / SPLITS_FOLDER / f"{name}.json", _text_writer(split_text(split))))
-    source = SOURCE_PREFIX + target.name
-    operators = list(state.operators)
-    if target.found.operators:
-        operators = [row for row in operators if row.source != source] + list(target.found.operators)
-    if operators != list(state.operators) or not (folder / OPERATORS_FILE).is_file():
-        files.append((folder / OPERATORS_FILE, lambda path: write_operator_rows(operators, path)))
     if target.multi_gpu_rows != list(state.multi_gpu_rows):
         files.append((folder / MULTI_GPU_FILE, lambda path: write_rows(path, target.multi_gpu_rows, layouts=True)))
     if target.rows != list(state.rows) or not (folder / MEASUREMENTS_FILE).is_file():
         files.append((folder / MEASUREMENTS_FILE, lambda path: write_rows(path, target.rows)))
+    # after the rows, by which an addition that was cut off is known again: kernels come once, under the same name
+    source = SOURCE_PREFIX + target.name
+    operators = list(state.operators)
+    if target.found.operators and not target.is_older:
+        operators = [row for row in operators if row.source != source] + list(target.found.operators)
+    if operators != list(state.operators) or not (folder / OPERATORS_FILE).is_file():
+        files.append((folder / OPERATORS_FILE, lambda path: write_operator_rows(operators, path)))
     page = page_with_source_table(folder / README_FILE, target.rows, target.multi_gpu_rows)
     if page is not None and page != (folder / README_FILE).read_text(encoding="utf-8"):
         files.append((folder / README_FILE, _text_writer(page)))

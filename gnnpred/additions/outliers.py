@@ -5,8 +5,8 @@ unless the user says so.
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gnnpred.additions.rows import CollectedRow
 from gnnpred.corpus.store import MeasurementRow
@@ -35,6 +35,16 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What a look at new rows found."""
+
+    marks: Mapping[str, list[Mark]]  # row_id -> what speaks against it; rows without a mark are left out
+    num_not_predicted: int = 0
+    # device that the checkpoint has not seen -> median of measured / predicted, which is taken off its rows first
+    factors: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Judged:
     collected: CollectedRow
     predicted_ms: float
@@ -55,8 +65,8 @@ def marks_of(
     predictor: Predictor,
     *,
     on_row: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[dict[str, list[Mark]], int]:
-    """row_id -> what speaks against it (rows without a mark are left out), and how many rows could not be predicted."""
+) -> Comparison:
+    """What collect's own warnings, predictions and the other rows say against each of ``rows``."""
     marks: dict[str, list[Mark]] = defaultdict(list)
     for each in rows:
         for warning in filter(None, each.warning.split("; ")):
@@ -71,7 +81,7 @@ def marks_of(
             prediction = predictor.predict(each.onnx, each.run.job, dims=each.run.dims)
         except GnnpredError:
             continue  # counted: what cannot be predicted cannot be compared
-        if prediction.step_time_ms > 0:
+        if prediction.step_time_ms > 0 and prediction.interval_90_ms[0] > 0:
             low, high = (math.log(bound / prediction.step_time_ms) for bound in prediction.interval_90_ms)
             judged.append(
                 _Judged(
@@ -82,20 +92,27 @@ def marks_of(
                 )
             )
     on_row(len(with_graph), len(with_graph))
-    for row_id, mark in (*_far_from_prediction(judged), *_far_from_siblings(judged)):
+    offsets = _offsets_of(judged)
+    for row_id, mark in (*_far_from_prediction(judged, offsets), *_far_from_siblings(judged)):
         marks[row_id].append(mark)
-    return dict(marks), len(with_graph) - len(judged)
+    return Comparison(
+        marks=dict(marks),
+        num_not_predicted=len(with_graph) - len(judged),
+        factors={device: math.exp(offset) for device, offset in offsets.items()},
+    )
 
 
-def _far_from_prediction(judged: Sequence[_Judged]) -> list[tuple[str, Mark]]:
-    """Far outside the 90 % interval. A device that training has not seen is off as a whole: its median comes first."""
+def _offsets_of(judged: Sequence[_Judged]) -> dict[str, float]:
+    """Median of log(measured / predicted) of each device that training has not seen: it is off as a whole."""
     ratios: dict[str, list[float]] = defaultdict(list)
     for each in judged:
         if not each.is_known_device:
             ratios[each.row.device].append(each.log_ratio)
-    offsets = {
-        device: statistics.median(values) for device, values in ratios.items() if len(values) >= MIN_ROWS_OF_OFFSET
-    }
+    return {device: statistics.median(values) for device, values in ratios.items() if len(values) >= MIN_ROWS_OF_OFFSET}
+
+
+def _far_from_prediction(judged: Sequence[_Judged], offsets: Mapping[str, float]) -> list[tuple[str, Mark]]:
+    """Far outside the 90 % interval once the offset of the device is taken off."""
     found = []
     for each in judged:
         offset = offsets.get(each.row.device, 0.0)

@@ -29,7 +29,8 @@ class Repeat:
     """Rows of one configuration and device; the one of median time represents them."""
 
     configuration: str
-    times: tuple[tuple[str, float], ...]  # (collection, ms), the one in use first
+    is_used: bool  # False: something speaks against every one of them
+    times: tuple[tuple[str, float], ...]  # (collection, ms), the one in use, if any, first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +102,7 @@ def repeats_of(own_ids: frozenset[str], rows: Iterable[MeasurementRow]) -> tuple
             found.append(
                 Repeat(
                     configuration=configuration_text(group[0]),
+                    is_used=ordered[0].used_for_training,
                     times=tuple((row.source_id, row.step_time_ms) for row in ordered),
                 )
             )

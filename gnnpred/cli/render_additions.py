@@ -78,12 +78,13 @@ def _print_repeats(report: "AddReport") -> None:
             repeat.configuration,
             *(f"{milliseconds(time_ms)} ({source})" for source, time_ms in (repeat.times[0], repeat.times[1])),
             str(len(repeat.times)),
+            "" if repeat.is_used else "none is used",
         )
         for repeat in report.repeats
     ]
     if lines:
         title = f"{len(lines)} configurations measured more than once: all kept, the one of median time is used"
-        _print_table(title, ("configuration", ">used", ">other", ">times"), lines)
+        _print_table(title, ("configuration", ">used", ">other", ">times", ""), lines)
 
 
 def _print_elsewhere(report: "AddReport") -> None:

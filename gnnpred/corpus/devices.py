@@ -22,5 +22,6 @@ def load_own_devices(folder: Path) -> dict[str, DeviceSpec]:
 def device_text(device: DeviceSpec) -> str:
     """A device file that :func:`gnnpred.hardware.load_device_file` reads back as the same device."""
     values = {name: value for name, value in asdict(device).items() if value is not None}
-    # strings and lists of JSON are those of TOML
-    return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items())
+    # strings and lists of JSON are those of TOML, but for one character that TOML wants escaped
+    lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items())
+    return "".join(lines).replace("\x7f", "\\u007f")

@@ -7,6 +7,8 @@ phase), spread over the logarithm of time, so that no source dominates.
 
 import csv
 import gzip
+import io
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -201,16 +203,17 @@ def write_operator_rows(rows: list[OperatorRow], path: Path) -> None:
         partial.open("wb") as raw,
         gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as zipped,
     ):
-        lines = [",".join(COLUMNS)]
-        lines += [
-            f"{r.source},{r.device},{r.kind},{r.phase},{r.precision},{'x'.join(map(str, r.shape))},{r.time_us:.5g}"
-            for r in rows
-        ]
-        zipped.write(("\n".join(lines) + "\n").encode())
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for r in rows:
+            shape = "x".join(map(str, r.shape))
+            writer.writerow([r.source, r.device, r.kind, r.phase, r.precision, shape, f"{r.time_us:.5g}"])
+        zipped.write(text.getvalue().encode())
 
 
 def load_operator_rows(path: Path) -> list[OperatorRow]:
-    """Rows that :func:`write_operator_rows` wrote."""
+    """Rows that :func:`write_operator_rows` wrote; raises GnnpredError for another or a damaged file."""
     own = load_own_devices(path.parent)
     try:
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
@@ -222,7 +225,9 @@ def load_operator_rows(path: Path) -> list[OperatorRow]:
                 for r in csv.DictReader(file)
             ]  # fmt: skip
     except OSError as error:
-        raise GnnpredError(f"cannot read operator rows {path}: {error.strerror}") from error
+        raise GnnpredError(f"cannot read operator rows {path}: {error.strerror or error}") from error
+    except (EOFError, ValueError, KeyError, TypeError, AttributeError, csv.Error, zlib.error) as error:
+        raise GnnpredError(f"{path} is not a file of operator rows: {error}") from error
 
 
 def operator_graph(row: OperatorRow) -> OpGraph:

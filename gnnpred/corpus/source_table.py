@@ -87,9 +87,9 @@ def _reasons(rows: list[MeasurementRow]) -> str:
         listed = ", ".join(name for name, _ in names.most_common(3)) + (" ..." if len(names) > 3 else "")
         parts.append(f"{names.total():,} {reason}" + (f" ({listed})" if len(names) < len(rows) else ""))
     rest = sum(names.total() for _, names in ordered[MAX_REASONS:])
-    return "; ".join([*parts, *([f"{rest:,} for {len(ordered) - MAX_REASONS} other reasons"] if rest else [])]).replace(
-        "|", "/"
-    )
+    text = "; ".join([*parts, *([f"{rest:,} for {len(ordered) - MAX_REASONS} other reasons"] if rest else [])])
+    # one cell of a table, whatever a model or an exporter says
+    return " ".join(text.split()).replace("|", "/").replace("<!--", "<!")
 
 
 def write_source_table(path: Path, single: Iterable[MeasurementRow], multi: Iterable[MeasurementRow]) -> None:

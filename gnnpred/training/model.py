@@ -40,6 +40,8 @@ _PYTORCH_VERSION = GLOBAL_FEATURE_NAMES.index("pytorch_version")
 LAYER_KINDS = ("linear", "gated", "attention")
 # Over the neighbours: their sum, their mean, the sum divided by the root of their number, their largest value.
 AGGREGATIONS = ("root", "mean", "sum", "max")
+# Keeps divisions by nothing finite. A floor, not a summand: the exporter to ONNX drops summands that are nearly zero.
+_TINY = 1e-9
 _MAX_ATTENTION_LOGIT = 8.0  # bounded, so that the exponentials need no maximum taken off
 
 
@@ -139,7 +141,7 @@ class Exchange(nn.Module):
         logit = _bounded(self.score(nn.functional.leaky_relu(both_ends, 0.2)), _MAX_ATTENTION_LOGIT)
         weight = torch.exp(logit)  # (E, 1)
         total = self.neighbours.of_edges(weight, edges, x.shape[0])
-        return self.neighbours.of_edges(sent[edges[0]] * weight, edges, x.shape[0]) / (total + 1e-9)
+        return self.neighbours.of_edges(sent[edges[0]] * weight, edges, x.shape[0]) / total.clamp(min=_TINY)
 
 
 class MessageLayer(nn.Module):
@@ -246,9 +248,9 @@ class StepTimeGNN(nn.Module):
         total = _sum_by_graph(weight[:, None], batch.graph_idx, num_graphs)
         deviation = _sum_by_graph(
             (correction**2 * batch.physics_ms).sum(1, keepdim=True) * batch.count[:, None], batch.graph_idx, num_graphs
-        )[:, 0] / (total[:, 0] + 1e-9)
+        )[:, 0] / total[:, 0].clamp(min=_TINY)
         if self.settings.pooled_scale:
-            pooled = _sum_by_graph(h * weight[:, None], batch.graph_idx, num_graphs) / (total + 1e-9)
+            pooled = _sum_by_graph(h * weight[:, None], batch.graph_idx, num_graphs) / total.clamp(min=_TINY)
         else:
             pooled = h.new_zeros(num_graphs, h.shape[1])
         scales = self.scale_head(nn.functional.silu(self.scale_in(torch.cat([g, pooled], 1))))
@@ -266,7 +268,7 @@ class StepTimeGNN(nn.Module):
             return op_ms, gpu_ms + copy_ms, deviation
         host_ms = batch.host_launches * HOST_LAUNCH_MS * torch.exp(_bounded(host[:, 0], self.settings.max_log_host))
         # factored so that neither fourth power over- nor underflows
-        larger = torch.maximum(gpu_ms, host_ms) + 1e-9
+        larger = torch.maximum(gpu_ms, host_ms).clamp(min=_TINY)
         bound_ms = larger * ((gpu_ms / larger) ** 4 + (host_ms / larger) ** 4) ** 0.25
         return op_ms, bound_ms + copy_ms, deviation
 

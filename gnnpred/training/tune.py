@@ -6,7 +6,7 @@ from pathlib import Path
 
 import optuna
 
-from gnnpred.errors import UsageError
+from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.training.experiments import Progress, RecipeSettings, load_encoded_corpus
 from gnnpred.training.recipe import with_values
 from gnnpred.training.search_space import SearchSpace
@@ -55,8 +55,12 @@ def tune_recipe(
     (``engine`` "ray"; ``ray_address`` "local" starts a Ray here). ``on_trials`` is told the trials as they go on.
     ``test_seeds`` ensembles of the default and the tuned recipe are scored on the families that were set aside.
     """
+    for folder in (out, work):  # before anything is trained
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise GnnpredError(f"cannot write to {folder}: {error.strerror}") from error
     if storage is None:
-        work.mkdir(parents=True, exist_ok=True)
         storage = f"sqlite:///{work / 'tune.db'}"
     with quiet_optuna(), storage_errors(storage):
         is_pooled = engine == "ray" or num_workers > 1
@@ -80,7 +84,10 @@ def tune_recipe(
                 objective.on_progress = _with_trials(on_progress, show)
                 run_trials(study, objective, search, trials, on_progress, show)
                 objective.on_progress = on_progress
-        result = write_results(study, search, out=out, storage=shown_storage(storage))
+        try:
+            result = write_results(study, search, out=out, storage=shown_storage(storage))
+        except OSError as error:
+            raise GnnpredError(f"cannot write to {out}: {error.strerror or error}") from error
         if objective and test_seeds:
             tuned = with_values(recipe, result.best.params, where="the best trial")
             errors = untouched_errors(objective, {"default": recipe, "tuned": tuned}, test_seeds, on_progress)

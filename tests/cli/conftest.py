@@ -9,6 +9,7 @@ import pytest
 from gnnpred.cli import run
 from tests.helpers.onnx_files import save, small_cnn
 from tests.helpers.roofline import RooflineCheckpoint
+from tests.helpers.tiny_corpus import write_tiny_corpus
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,18 @@ def gnnpred(cli, monkeypatch):
     """:func:`cli` with the roofline in place of the network."""
     monkeypatch.setattr("gnnpred.checkpoint.load_checkpoint", lambda name=None: RooflineCheckpoint())
     return cli
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory):
+    """A corpus of five tiny families."""
+    return write_tiny_corpus(tmp_path_factory.mktemp("tiny") / "datasets")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """A folder in which its rows are encoded once."""
+    return tmp_path_factory.mktemp("work")
 
 
 @pytest.fixture

@@ -87,9 +87,14 @@ def test_two_workers_share_a_study(server, tmp_path):
         return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
     workers = [worker("one"), worker("two")]
-    for running in workers:
-        _, errors = running.communicate(timeout=300)
-        assert running.returncode == 0, errors
+    try:
+        for running in workers:
+            _, errors = running.communicate(timeout=900)
+            assert running.returncode == 0, errors
+    finally:
+        for running in workers:
+            running.kill()
+            running.wait()
     trials = optuna.load_study(study_name="shared", storage=server).trials
     finished = [trial for trial in trials if trial.state.is_finished()]
     assert 6 <= len(finished) <= 7  # the other worker ends the trial that it has begun

@@ -27,6 +27,8 @@ CONNECT_TIMEOUT_S = 10
 NUM_OPENINGS = 5  # of a database whose tables another worker is making
 JOURNAL_PREFIX = "journal:"
 _JOURNAL_SUFFIXES = (".log", ".journal")
+_RECORD = b'{"op_code":'  # what every line of a journal begins with
+_MAX_LINE_BYTES = 1 << 20
 _SIGNED = "signed_at"  # s since 1970, of the worker's clock
 _TIMEOUT_ARGUMENT = {
     "pysqlite": ("timeout", 60), "psycopg2": ("connect_timeout", CONNECT_TIMEOUT_S),
@@ -96,14 +98,50 @@ def _open_database(url: str) -> optuna.storages.RDBStorage:
     raise AssertionError("unreachable")
 
 
+class _JournalLock(JournalFileOpenLock):
+    """A lock file, which works on every platform (Optuna's default, a symbolic link, needs a privilege on Windows).
+
+    Who holds it finds the journal ending in a whole line. Optuna reads over a last line that a writer did not finish,
+    but the next record would be glued to it, and no later one could be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path = path
+
+    def acquire(self) -> bool:
+        is_held = super().acquire()
+        try:
+            _drop_torn_line(self._path)
+        except BaseException:
+            self.release()
+            raise
+        return is_held
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Raises ValueError where the end of the file is no part of a journal."""
+    with path.open("r+b") as file:
+        size = file.seek(0, 2)
+        start = max(0, size - _MAX_LINE_BYTES)
+        file.seek(start)
+        tail = file.read()
+        whole = tail.rfind(b"\n") + 1
+        torn = tail[whole:]
+        if not torn:
+            return
+        if not torn.startswith(_RECORD[: len(torn)]):
+            raise ValueError("its last line is none of Optuna's")
+        file.truncate(start + whole)
+
+
 class _JournalFile(JournalFileBackend):
     """Optuna's journal file, whose errors are one line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with _journal_errors(path):
-            # a lock file works on every platform; the default, a symbolic link, needs a privilege on Windows
-            super().__init__(str(path), lock_obj=JournalFileOpenLock(str(path)))
+            super().__init__(str(path), lock_obj=_JournalLock(path))
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         with _journal_errors(self._path):

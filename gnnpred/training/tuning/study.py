@@ -17,6 +17,7 @@ from gnnpred.training.experiments import Progress, RecipeSettings, corpus_rows, 
 from gnnpred.training.recipe import values_of
 from gnnpred.training.search_space import SearchSpace
 from gnnpred.training.tuning.costs import ERROR
+from gnnpred.training.tuning.interrupts import InterruptDelay
 from gnnpred.training.tuning.objective import Objective
 from gnnpred.training.tuning.pruning import FINISHED, BestShare
 from gnnpred.training.tuning.storage import fail_stale, journal_path, open_storage, retry, shown_storage, signed
@@ -161,6 +162,7 @@ def run_one_trial(study: optuna.Study, objective: Objective, search: Search, *, 
     """Draw a trial, or take a queued one, and run it; ``worker`` signs it.
 
     A trial that others have given up meanwhile (this process was suspended, or cut off from the storage) ends there.
+    An interrupt queues it again; while a trial is drawn and while its end is written interrupts wait.
     """
     space = search.space
     study.pruner = BestShare(len(objective.folds), space.keep_share, space.startup_trials)
@@ -172,6 +174,7 @@ def run_one_trial(study: optuna.Study, objective: Objective, search: Search, *, 
         if worker:
             trial.set_user_attr(WORKER, worker)
         try:
+            delay.end()
             with signed(trial) if is_journal else nullcontext():
                 values = objective(trial)
         except KeyboardInterrupt:
@@ -180,13 +183,18 @@ def run_one_trial(study: optuna.Study, objective: Objective, search: Search, *, 
         except UpdateFinishedTrialError:
             given_up = True
             raise
+        finally:
+            delay.begin()
         given_up = study.get_trials(deepcopy=False)[trial.number].state.is_finished()
+        if given_up:
+            raise UpdateFinishedTrialError
         return values
 
     if is_journal:
         fail_stale(study)
     try:
-        study.optimize(run, n_trials=1)
+        with InterruptDelay() as delay:
+            study.optimize(run, n_trials=1)
     except (ValueError, UpdateFinishedTrialError):
         if not given_up:
             raise

@@ -11,10 +11,9 @@ import multiprocessing.connection
 import os
 import signal
 import socket
-import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +22,7 @@ from optuna.trial import TrialState
 
 from gnnpred.errors import GnnpredError
 from gnnpred.training.experiments import Progress, load_encoded_corpus
+from gnnpred.training.tuning.interrupts import interrupts_ignored
 from gnnpred.training.tuning.objective import Objective
 from gnnpred.training.tuning.storage import fail_and_retry, quiet_optuna, storage_errors
 from gnnpred.training.tuning.study import WORKER, Search, join_study, num_finished, run_one_trial
@@ -151,7 +151,7 @@ class LocalPool:
         process = self._context.Process(
             target=_serve, args=(self._search, self._digests, worker, theirs), name=worker, daemon=True
         )
-        with _interrupts_ignored():  # Ctrl-C reaches this process alone, which ends the workers in its own way
+        with interrupts_ignored():  # Ctrl-C reaches this process alone, which ends the workers in its own way
             process.start()
         theirs.close()  # the end of the process is the end of the pipe then
         self._processes[worker], self._connections[worker] = process, ours
@@ -195,19 +195,6 @@ class LocalPool:
 def worker_name(command: int | str, number: int) -> str:
     """Unlike that of any other worker of the study."""
     return f"{socket.gethostname()}:{command}:{number}"
-
-
-@contextlib.contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """A process started meanwhile ignores Ctrl-C from its first moment on."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _serve(

@@ -1,6 +1,7 @@
 """A collection's folder is read whole, or refused with one line that names the file."""
 
 import csv
+import json
 import shutil
 import sqlite3
 
@@ -102,8 +103,42 @@ def foreign_row(runs):
     edit_table(runs, lambda rows: [rows[0] | {"source": "gnnpred collect:x:0123456789abcdef"}, *rows[1:]])
 
 
-def outside_model(runs):
-    edit_table(runs, lambda rows: [rows[0] | {"onnx": "../secret.onnx"}, *rows[1:]])
+def other_device(runs):
+    edit_table(runs, lambda rows: [rows[0] | {"gpu": "V100-SXM2-16GB"}, *rows[1:]])
+
+
+def model_named(name):
+    def damage(runs):
+        edit_table(runs, lambda rows: [rows[0] | {"onnx": name}, *rows[1:]])
+
+    return damage
+
+
+def edit_results(runs, change) -> None:
+    """The results of the store through ``change``, the first one's number with it."""
+    with sqlite3.connect(runs / "collection.sqlite") as db:
+        for i, (key, text) in enumerate(db.execute("SELECT config_id, result FROM rows ORDER BY rowid").fetchall()):
+            changed = json.dumps(change(i, json.loads(text)))
+            db.execute("UPDATE rows SET result = ? WHERE config_id = ?", (changed, key))
+
+
+def no_manifest(runs):
+    edit_results(runs, lambda i, result: {key: value for key, value in result.items() if key != "manifest"})
+
+
+def no_results(runs):
+    edit_results(runs, lambda i, result: [1, 2])
+
+
+def cpu_and_gpu(runs):
+    edit_results(
+        runs, lambda i, result: result | {"manifest": result["manifest"] | {"device": "cuda"}} if i == 1 else result
+    )
+
+
+def no_recipe_id(runs):
+    with sqlite3.connect(runs / "collection.sqlite") as db:
+        db.execute("DELETE FROM meta WHERE key = 'recipe_id'")
 
 
 def missing_model(runs):
@@ -123,6 +158,13 @@ def wrong_operator_shape(runs):
     (runs / "operators.csv").write_text(OPERATORS + f"s,{CPU_NAME},linear,fwd,fp32,1x2,30.5\n")
 
 
+def operator_of(device, kind, shape):
+    def damage(runs):
+        (runs / "operators.csv").write_text(OPERATORS + f"s,{device},{kind},fwd,fp32,{shape},30.5\n")
+
+    return damage
+
+
 def wrong_operator_time(runs):
     (runs / "operators.csv").write_text(OPERATORS + f"s,{CPU_NAME},linear,fwd,fp32,1x64x64x64,nan\n")
 
@@ -139,11 +181,23 @@ def wrong_operator_time(runs):
         (other_time, "line 2: this row is not in collection.sqlite, or it says something else there"),
         (doubled_row, "line 14: this row"),
         (foreign_row, "line 2: this row"),
-        (outside_model, "lies outside the collection's folder"),
+        (other_device, "line 2: this row is not in collection.sqlite, or it says something else there"),
+        *(
+            (model_named(name), "is none of the collection's own files")
+            for name in ("../secret.onnx", "/etc/passwd", "models/../runs.csv", "models\\..\\a.onnx", "m\0.onnx", "a")
+        ),
+        (no_manifest, "does not say on which device it was measured"),
+        (no_results, "does not say on which device it was measured"),
+        (cpu_and_gpu, "holds rows of a CPU and of GPUs"),
+        (no_recipe_id, "does not say its recipe_id"),
         (missing_model, "is missing: copy the folder models/"),
         (damaged_model, "its content does not match its name"),
         (missing_operator_column, "operators.csv lacks the column phase"),
         (wrong_operator_shape, "operators.csv, line 2: no timed kernel"),
+        (operator_of(CPU_NAME, "conv", "1x3x8x8x4x3x3x0x0x1x1x1"), "operators.csv, line 2: no timed kernel"),
+        (operator_of(CPU_NAME, "linear", "1x-64x64x64"), "operators.csv, line 2: no timed kernel"),
+        (operator_of(CPU_NAME, "sorcery", "64x64"), "operators.csv, line 2: no timed kernel: unknown kind 'sorcery'"),
+        (operator_of("H100", "linear", "1x64x64x64"), "no row of the collection was measured on 'H100'"),
         (wrong_operator_time, "operators.csv, line 2: no timed kernel"),
     ],
 )

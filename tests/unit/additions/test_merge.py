@@ -1,6 +1,7 @@
 """A collection in a corpus: rows, graphs, devices, splits; repeats and marks; nothing moved, nothing half-written."""
 
 import csv
+import gzip
 import json
 import shutil
 import sqlite3
@@ -47,6 +48,21 @@ def edit_table(runs, change) -> None:
         writer.writerows(rows)
 
 
+class KilledError(BaseException):
+    pass
+
+
+def cut_off_after(num_moved: int, monkeypatch) -> None:
+    """The next addition ends when ``num_moved`` files have taken their places."""
+    whole = corpus_state.replace_files
+
+    def cut_off(state, files):
+        whole(state, files[:num_moved])
+        raise KilledError
+
+    monkeypatch.setattr(merge, "replace_files", cut_off)
+
+
 @pytest.fixture(scope="module")
 def cpu_runs(tmp_path_factory):
     return write_collection(tmp_path_factory.mktemp("cpu") / "runs")
@@ -65,6 +81,8 @@ def tiny(tmp_path):
 def test_a_new_corpus_holds_what_was_measured(cpu_runs, tmp_path):
     report = add(cpu_runs, tmp_path / "new")
     assert (report.num_rows, report.num_new, report.num_used, report.is_changed) == (18, 18, 18, True)
+    (note,) = report.notes
+    assert f"has not seen {CPU_NAME}: as a whole, steps take" in note
     rows = load_rows(tmp_path / "new")
     (row,) = [r for r in rows if (r.model, r.batch_size, r.precision) == ("timm:vgg11", 8, Precision.MIXED)]
     assert row.step_time_ms == pytest.approx(4.8)
@@ -126,6 +144,24 @@ def test_a_collection_that_has_grown_adds_its_new_rows_alone(tmp_path):
     assert report.collection == first.collection  # found by its rows
     assert (report.num_rows, report.num_new) == (2, 1)
     assert len(load_rows(tmp_path / "new")) == 2
+
+
+def test_a_copy_from_before_the_collection_grew_takes_nothing_away(tmp_path):
+    recipe = '[[sweep]]\nmodels = ["mine:net"]\nbatch_sizes = [4, 8]\n'
+    whole = write_collection(tmp_path / "whole", recipe=recipe, manifest=V100)
+    kernel = f"s,{V100['gpu']},linear,fwd,fp32,1x64x64x64,"
+    (whole / "operators.csv").write_text(f"{OPERATORS}{kernel}30.5\n")
+    older = shutil.copytree(whole, tmp_path / "older")
+    (older / "operators.csv").write_text(f"{OPERATORS}{kernel}40.5\n")
+    with sqlite3.connect(older / "collection.sqlite") as db:
+        db.execute("DELETE FROM rows WHERE rowid = (SELECT max(rowid) FROM rows)")
+    lines = (older / "runs.csv").read_text().splitlines(keepends=True)
+    (older / "runs.csv").write_text("".join(lines[:2]))
+    add(whole, tmp_path / "new")
+    before = contents(tmp_path / "new")
+    report = add(older, tmp_path / "new")
+    assert (report.num_rows, report.num_new, report.is_changed) == (1, 0, False)
+    assert contents(tmp_path / "new") == before
 
 
 def test_into_a_published_corpus_nothing_that_was_there_moves(tiny, gpu_runs):
@@ -213,6 +249,16 @@ def test_rows_far_from_their_prediction_are_suspect(tmp_path, gpu_runs):
     assert report.checkpoint == "roofline"
 
 
+def test_rows_of_too_few_steps_are_kept_unused_and_told(tmp_path, gpu_runs):
+    runs = shutil.copytree(gpu_runs, tmp_path / "copy")
+    edit_table(runs, lambda row: row | ({"num_steps": "2"} if row["batch_per_gpu"] == "8" else {}))
+    report = add(runs, tmp_path / "new")
+    assert report.notes[0] == "6 rows of fewer than 3 timed steps are kept and not used"
+    few = [row for row in load_rows(tmp_path / "new") if row.few_iterations]
+    assert len(few) == 6
+    assert not any(row.used_for_training for row in few)
+
+
 def test_rows_without_a_graph_are_kept_with_the_reason(tmp_path):
     runs = write_collection(tmp_path / "runs")
     not_exported = {"onnx": "", "note": "median of 10 steps; not exported: it was too large"}
@@ -241,6 +287,51 @@ def test_timed_kernels_join_the_others_once(tmp_path, tiny, gpu_runs):
             (f"collect-{report.collection}", "fwd", 30.5), (f"collect-{report.collection}", "bwd", 61.25)
         ]  # fmt: skip
     assert (report.num_operators, report.num_short_operators, report.is_changed) == (2, 1, False)
+
+
+def test_a_device_may_have_any_name(tmp_path):
+    name = 'Home "Brew", 9000 MHz #1 \x7f'
+    runs = write_collection(tmp_path / "runs", manifest={**V100, "gpu": name})
+    with (runs / "operators.csv").open("w", newline="") as table:
+        writer = csv.writer(table)
+        writer.writerow(OPERATORS.strip().split(","))
+        writer.writerow(["s", name, "linear", "fwd", "fp32", "1x64x64x64", "30.5"])
+    own = tmp_path / "own.json"
+    fields = {"fp32_tflops": 20.0, "memory_gb": 16, "mem_bandwidth_gb_s": 900, "num_sms": 60, "boost_clock_mhz": 1800}
+    own.write_text(json.dumps({"name": name, **fields}))
+    add(runs, tmp_path / "new", device_file=own)
+    (kernel,) = load_operator_rows(tmp_path / "new" / "operators.csv.gz")
+    assert (kernel.device, kernel.spec.fp32_tflops) == (name, 20.0)
+    assert {row.spec.name for row in load_rows(tmp_path / "new")} == {name}
+    assert not add(runs, tmp_path / "new").is_changed
+
+
+def test_a_damaged_file_of_kernels_is_one_line(tmp_path, tiny, gpu_runs):
+    for content in (b"no gzip", gzip.compress(b"source,device\na,b\n"), gzip.compress(b"x" * 1000)[:-20]):
+        (tiny / "operators.csv.gz").write_bytes(content)
+        with pytest.raises(GnnpredError, match=r"operators\.csv\.gz"):
+            add(gpu_runs, tiny)
+
+
+@pytest.mark.parametrize("num_moved", range(9))
+def test_kernels_come_once_though_an_addition_was_cut_off_and_made_again_under_another_name(
+    tmp_path, gpu_runs, monkeypatch, num_moved
+):
+    runs = shutil.copytree(gpu_runs, tmp_path / "copy")
+    (runs / "operators.csv").write_text(f"{OPERATORS}s,{V100['gpu']},linear,fwd,fp32,1x64x64x64,30.5\n")
+    cut_off_after(num_moved, monkeypatch)
+    with pytest.raises(KilledError):
+        add(runs, tmp_path / "new", name="first")
+    monkeypatch.undo()
+    if (tmp_path / "new" / MEASUREMENTS_FILE).exists():
+        with pytest.raises(UsageError, match="under the name first"):
+            add(runs, tmp_path / "new", name="second")
+        report = add(runs, tmp_path / "new")
+    else:
+        report = add(runs, tmp_path / "new", name="second")
+    (kernel,) = load_operator_rows(tmp_path / "new" / "operators.csv.gz")
+    assert kernel.source == f"collect-{report.collection}"
+    assert {row.source_id for row in load_rows(tmp_path / "new")} == {kernel.source}
 
 
 def test_runs_on_several_gpus_go_to_their_own_table(tmp_path, gpu_runs):
@@ -287,6 +378,36 @@ def test_cpu_rows_stay_out_of_a_corpus_of_gpus_and_the_other_way_round(tmp_path,
         add(gpu_runs, tmp_path / "new")
 
 
+def test_kernels_of_gpus_alone_keep_a_cpu_out_too(tmp_path, tiny, cpu_runs):
+    (tmp_path / "kernels").mkdir()
+    shutil.copy(tiny / "operators.csv.gz", tmp_path / "kernels")
+    with pytest.raises(UsageError, match="holds rows of GPUs"):
+        add(cpu_runs, tmp_path / "kernels")
+
+
+def test_a_device_file_cannot_make_a_gpu_of_a_cpu_or_a_cpu_of_a_gpu(tmp_path, cpu_runs):
+    fields = "fp32_tflops = 20.0\nmemory_gb = 16\nmem_bandwidth_gb_s = 900\nnum_sms = 60\nboost_clock_mhz = 1800\n"
+    own = tmp_path / "own.toml"
+    own.write_text(f'name = "{CPU_NAME}"\narchitecture = "Ampere"\n{fields}')
+    with pytest.raises(GnnpredError, match=f"measured on a CPU, and {CPU_NAME} is not described as architecture"):
+        add(cpu_runs, tmp_path / "new", device_file=own)
+    runs = write_collection(tmp_path / "runs", manifest={**V100, "gpu": "Home Brew 9000"})
+    own.write_text(f'name = "Home Brew 9000"\narchitecture = "CPU"\n{fields}')
+    with pytest.raises(GnnpredError, match="measured on a GPU, and Home Brew 9000 is described as architecture"):
+        add(runs, tmp_path / "new", device_file=own)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_device_file_of_a_listed_gpu_is_told_to_be_of_no_use(tmp_path, gpu_runs):
+    own = tmp_path / "own.toml"
+    own.write_text(
+        f'name = "{V100["gpu"]}"\nfp32_tflops = 1.0\nmemory_gb = 16\nmem_bandwidth_gb_s = 900\nnum_sms = 60\n'
+        "boost_clock_mhz = 1800\n"
+    )
+    report = add(gpu_runs, tmp_path / "new", device_file=own)
+    assert report.notes[0] == f"{V100['gpu']} is in the list of GPUs: its figures there are used, not those of the file"
+
+
 # -- names and failures ----------------------------------------------------------------------------
 def test_names_are_kept_and_not_taken_twice(tmp_path, cpu_runs):
     assert add(cpu_runs, tmp_path / "new", name="first").collection == "first"
@@ -294,6 +415,9 @@ def test_names_are_kept_and_not_taken_twice(tmp_path, cpu_runs):
     with pytest.raises(UsageError, match=r"in .* already, under the name first: leave --name"):
         add(cpu_runs, tmp_path / "new", name="second")
     other = write_collection(tmp_path / "other", time_ms=lambda each: 3.0)
+    with pytest.raises(UsageError, match="another collection of the name first"):
+        add(other, tmp_path / "new", name="first")
+    (tmp_path / "new" / "collections" / "first.json").unlink()  # as cut off before it was written
     with pytest.raises(UsageError, match="another collection of the name first"):
         add(other, tmp_path / "new", name="first")
     with pytest.raises(UsageError, match=r"--name '../x'"):
@@ -332,16 +456,7 @@ def test_an_end_between_any_two_files_leaves_a_whole_corpus_and_adding_again_end
     done = add(cpu_runs, tmp_path / "whole").files
     expected = contents(tmp_path / "whole")
     assert len(done) > num_moved
-    whole = corpus_state.replace_files
-
-    class KilledError(BaseException):
-        pass
-
-    def cut_off(state, files):
-        whole(state, files[:num_moved])
-        raise KilledError
-
-    monkeypatch.setattr(merge, "replace_files", cut_off)
+    cut_off_after(num_moved, monkeypatch)
     with pytest.raises(KilledError):
         add(cpu_runs, tmp_path / "new")
     monkeypatch.undo()

@@ -40,10 +40,10 @@ def roofline_ms(predictor, tmp_path):
 
 def marks_by_configuration(folder, predictor):
     found = corpus_of(read_collection(folder), "c", devices={CPU_NAME: CPU}, known=KnownArchitectures([], {}))
-    marks, num_not_predicted = marks_of(found.rows, predictor)
-    assert num_not_predicted == 0
+    compared = marks_of(found.rows, predictor)
+    assert compared.num_not_predicted == 0
     rows = {each.row.row_id: each.row for each in found.rows}
-    return {(rows[i].model, rows[i].batch_size): list(each) for i, each in marks.items()}
+    return {(rows[i].model, rows[i].batch_size): list(each) for i, each in compared.marks.items()}
 
 
 def test_a_device_that_is_slower_as_a_whole_has_no_outlier(tmp_path, predictor, roofline_ms):

@@ -42,6 +42,20 @@ def test_the_table_is_written_between_its_marks_alone(tmp_path):
     assert "| ryu | 5 |" in text
 
 
+def test_what_models_and_exporters_say_stays_in_its_cell(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    reason = f"not exported: failed\nat line 1 | {END}"
+    rows = [make_row(source_id="collect-a", row_id="a", excluded_reason=reason, graph_id="", used_for_training=False)]
+    write_source_table(page, rows, [])
+    once = page.read_text()
+    write_source_table(page, rows, [])
+    assert page.read_text() == once
+    assert once.endswith(f"{END}\nafter\n")
+    assert once.count(END) == 1
+    assert len(once.splitlines()) == 8  # two of the page, two marks, header, rule, one source, all
+
+
 def test_a_page_without_marks_is_left_alone(tmp_path):
     page = tmp_path / "README.md"
     page.write_text("by hand\n")

@@ -1,5 +1,7 @@
 """What a trial is compared on, and when it is pruned."""
 
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +19,10 @@ from gnnpred.training.model import ModelSettings
 from gnnpred.training.networks import fit_fold
 from gnnpred.training.search_space import Parameter, SearchSpace, Stage
 from gnnpred.training.tuning import objective as objectives
+from gnnpred.training.tuning.interrupts import InterruptDelay
 from gnnpred.training.tuning.objective import Objective, inner_folds, outer_fold, stage_settings, suggest
 from gnnpred.training.tuning.pruning import BestShare
-from gnnpred.training.tuning.storage import MAX_RETRIES, retry
+from gnnpred.training.tuning.storage import MAX_RETRIES, open_storage, retry
 from gnnpred.training.tuning.study import Search, SeededByTrial, run_one_trial, run_trials
 from tests.helpers.tiny_corpus import FAMILIES, write_tiny_corpus
 
@@ -195,6 +198,53 @@ def test_an_interrupted_trial_is_queued_again():
     assert queued.state is optuna.trial.TrialState.WAITING
     trial = study.ask()
     assert suggest(trial, SPACE.parameters) == SPACE.defaults(RECIPE)
+
+
+class Complete:
+    """An objective that any trial meets."""
+
+    folds = (1, 2)
+
+    def __call__(self, trial):
+        suggest(trial, SPACE.parameters)
+        return 1.0
+
+
+@pytest.mark.parametrize("kind", ["sqlite:///", "journal:"])
+@pytest.mark.parametrize(
+    ("method", "states"),
+    [
+        ("infer_relative_search_space", ["COMPLETE", "FAIL"]),  # while it is drawn: there is nothing to run again
+        ("after_trial", ["COMPLETE", "COMPLETE"]),  # while its end is written
+    ],
+)
+def test_an_interrupt_at_any_moment_leaves_no_trial_running(tmp_path, monkeypatch, kind, method, states):
+    search = replace(SEARCH, storage=f"{kind}{tmp_path / 'study'}")
+    sampler = SeededByTrial(0, 1)
+    study = optuna.create_study(storage=open_storage(search.storage), study_name="s", sampler=sampler)
+    run_trials(study, Complete(), search, 1, silent)
+    whole = getattr(sampler, method)
+
+    def interrupted(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return whole(*arguments)
+
+    monkeypatch.setattr(sampler, method, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_one_trial(study, Complete(), search, worker="w")
+    assert [trial.state.name for trial in study.trials] == states
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_interrupt_is_not_held_back():
+    with InterruptDelay():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        held = signal.getsignal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            held.__self__.end()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_trial_that_others_have_given_up_ends_and_the_next_one_runs():

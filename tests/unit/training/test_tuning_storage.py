@@ -79,6 +79,31 @@ def test_plain_optuna_reads_and_writes_the_journal(study, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "torn", [b"{", b'{"op_code":4,"worker_id":"ab', b'{"op_code":4,"worker_id":"ab","study_id":0}']
+)
+def test_a_line_that_a_killed_writer_did_not_finish_costs_no_other(study, tmp_path, torn):
+    study.add_trial(optuna.trial.create_trial(value=1.5))
+    with (tmp_path / "study.log").open("ab") as journal:
+        journal.write(torn)
+    again = optuna.load_study(study_name="s", storage=open_storage(f"journal:{tmp_path / 'study.log'}"))
+    again.add_trial(optuna.trial.create_trial(value=2.5))
+    plain = JournalStorage(JournalFileBackend(str(tmp_path / "study.log")))
+    loaded = optuna.load_study(study_name="s", storage=plain)
+    assert [trial.value for trial in loaded.trials] == [1.5, 2.5]
+    assert [trial.value for trial in study.trials] == [1.5, 2.5]  # as does a worker that has read on from before
+
+
+@pytest.mark.parametrize("content", [b"no journal", b"12:00 server started\n12:01 server"])
+def test_a_file_that_only_looks_like_a_torn_journal_is_left_alone(tmp_path, content):
+    path = tmp_path / "server.log"
+    path.write_bytes(content)
+    with pytest.raises(GnnpredError, match="is not a journal of Optuna"):
+        optuna.create_study(storage=open_storage(str(path)), study_name="s")
+    assert path.read_bytes() == content
+    assert [each.name for each in tmp_path.iterdir()] == ["server.log"]
+
+
+@pytest.mark.parametrize(
     ("content", "text"),
     [
         (b"12:00 server started\n12:01 server stopped\n", "is not a journal of Optuna"),
