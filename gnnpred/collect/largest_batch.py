@@ -19,6 +19,12 @@ class LargestBatch:
     ended_early: str = ""  # why the search ended before it met a batch that does not fit
 
 
+def next_smaller(batch_size: int) -> int:
+    """The batch about 10 % below, as the search would take it; 0 below 1."""
+    smaller = min(batch_size - 1, int(batch_size * (1 - _WITHIN)))
+    return smaller // _MULTIPLE * _MULTIPLE if smaller >= _MULTIPLES_FROM else smaller
+
+
 def find_largest_batch(
     fits: Callable[[int], bool], *, limit: int, max_s: float, clock: Callable[[], float] = time.monotonic
 ) -> LargestBatch:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnpred.collect.gpu_monitor import GpuReadings, open_monitor
 from gnnpred.collect.kernel_times import profile_step
-from gnnpred.collect.largest_batch import find_largest_batch
+from gnnpred.collect.largest_batch import find_largest_batch, next_smaller
 from gnnpred.collect.memory_limit import is_out_of_memory, limited_memory
 from gnnpred.collect.ranks import Ranks
 from gnnpred.collect.recipe import Configuration, MeasureSettings
@@ -31,6 +31,7 @@ UNSTEADY_SPREAD_PCT = 15.0
 DRIFT_PCT = 5.0
 # Two steps see every allocation of later ones: gradients and the optimizer's state are made in the first.
 _NUM_TRIAL_STEPS = 2
+_MAX_SMALLER_BATCHES = 3  # tried where the largest one that fit does not fit again
 _SEED = 0
 
 
@@ -58,11 +59,30 @@ def measure(
         search_s = time.perf_counter() - started
         if not largest.batch_size:
             raise MemoryError("out of memory: not even a batch of 1 fits")
-        result = _measured(replace(configuration, batch_size=largest.batch_size), settings, device)
+        result, batch_size = _measured_largest(configuration, settings, device, largest.batch_size)
+    notes = [result["warning"]]
     if largest.ended_early:
-        early = f"the search for the largest batch ended {largest.ended_early}"
-        result["warning"] = "; ".join(filter(None, [result["warning"], early]))
+        notes.append(f"the search for the largest batch ended {largest.ended_early}")
+    if batch_size < largest.batch_size:
+        notes.append(f"a batch of {largest.batch_size} fit in the search, not when it was measured")
+    result["warning"] = "; ".join(filter(None, notes))
     return {**result, **flags, "batch_search_s": search_s, "num_batch_tries": largest.num_tries}
+
+
+def _measured_largest(
+    configuration: Configuration, settings: MeasureSettings, device: str, batch_size: int
+) -> tuple[dict[str, Any], int]:
+    """Figures of the batch found, or of one a little smaller: memory is never free in the same pieces twice."""
+    for _ in range(_MAX_SMALLER_BATCHES):
+        try:
+            return _measured(replace(configuration, batch_size=batch_size), settings, device), batch_size
+        except Exception as error:
+            smaller = next_smaller(batch_size)
+            if not is_out_of_memory(error) or not smaller:
+                raise
+        batch_size = smaller
+        _free_memory(device)
+    return _measured(replace(configuration, batch_size=batch_size), settings, device), batch_size
 
 
 def _fits(configuration: Configuration, device: str) -> bool:
@@ -83,9 +103,15 @@ def _fits(configuration: Configuration, device: str) -> bool:
         raise
     finally:
         del step
-        gc.collect()
-        if device == "cuda":
-            torch.cuda.empty_cache()
+        _free_memory(device)
+
+
+def _free_memory(device: str) -> None:
+    import torch
+
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _measured(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gnnpred.collect.largest_batch import find_largest_batch
+from gnnpred.collect.largest_batch import find_largest_batch, next_smaller
 from gnnpred.collect.recipe import Configuration, MeasureSettings
 
 
@@ -76,6 +76,31 @@ def test_an_error_that_is_not_of_memory_is_raised():
 
 MODELS = Path(__file__).with_name("small_modules.py")
 ROOT = MODELS.parents[3]
+
+
+def test_a_batch_that_does_not_fit_again_gives_way_to_smaller_ones(monkeypatch):
+    pytest.importorskip("torch")
+    from gnnpred.collect import measure as measuring
+
+    tried = []
+
+    def measured(configuration, settings, device):
+        tried.append(configuration.batch_size)
+        if configuration.batch_size > 14:
+            raise MemoryError("out of memory")
+        return {"warning": ""}
+
+    monkeypatch.setattr(measuring, "_measured", measured)
+    configuration = Configuration(model="timm:resnet18", batch_size=None)
+    result, batch_size = measuring._measured_largest(configuration, MeasureSettings(), "cpu", 16)
+    assert (result, batch_size, tried) == ({"warning": ""}, 14, [16, 14])
+    with pytest.raises(MemoryError):
+        measuring._measured_largest(configuration, MeasureSettings(), "cpu", 1024)
+    assert tried[2:] == [1024, 920, 824, 736]
+
+
+def test_smaller_batches_are_ten_per_cent_apart_and_round():
+    assert [next_smaller(n) for n in (1, 2, 3, 10, 64, 72, 100, 1024)] == [0, 1, 2, 9, 57, 64, 88, 920]
 
 
 PROGRAM = """
