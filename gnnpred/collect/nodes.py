@@ -6,9 +6,10 @@ others start their ranks of what needs several nodes, and end when it ends. They
 torch.distributed, through which the ranks find each other as well.
 
 Keys: ``job/N`` what to run, or ``end``, written by node 0; ``reply/N/NODE`` what became of it there; ``over/N`` that no
-one waits any more.
+one waits any more; ``ended/NODE`` that a node has read ``end``.
 """
 
+import contextlib
 import json
 import os
 import tempfile
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 _END = "end"
+_FAREWELL_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +88,13 @@ class OtherNodes:
         return RemoteRanks(self._store, job, task.configuration.nodes - 1, init_method)
 
     def end_all(self) -> None:
-        """Let them end."""
+        """Let them end, and wait a little until they know: without torchrun the store ends with this process."""
         self._store.set(f"job/{self._num_jobs}", _END)
+        waiting = [f"ended/{node}" for node in range(1, self.num_nodes)]
+        ends = time.monotonic() + _FAREWELL_LIMIT_S
+        while waiting and time.monotonic() < ends:
+            waiting = [key for key in waiting if not self._store.check([key])]
+            time.sleep(POLL_S)
 
 
 class RemoteRanks:
@@ -132,6 +139,8 @@ def follow(place: NodePlace, store: "dist.Store", workers: Workers) -> None:
         while (text := _awaited(store, f"job/{job}")) != _END:
             _run_job(place, store, workers, job, json.loads(text))
             job += 1
+        with contextlib.suppress(RuntimeError):  # the first node waits no longer
+            store.set(f"ended/{place.node}", "")
     except RuntimeError as error:  # of the store: what a rank does wrong is its reply
         raise GnnpredError(f"node {place.node}: lost the first node at {place.address}") from error
     finally:

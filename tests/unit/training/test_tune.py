@@ -210,6 +210,15 @@ class Complete:
         return 1.0
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C as in a terminal; a shell starts what runs in its background deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("kind", ["sqlite:///", "journal:"])
 @pytest.mark.parametrize(
     ("method", "states"),
@@ -236,6 +245,7 @@ def test_an_interrupt_at_any_moment_leaves_no_trial_running(tmp_path, monkeypatc
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_interrupt_is_not_held_back():
     with InterruptDelay():
         signal.raise_signal(signal.SIGINT)
