@@ -73,16 +73,16 @@ def _measured_largest(
     configuration: Configuration, settings: MeasureSettings, device: str, batch_size: int
 ) -> tuple[dict[str, Any], int]:
     """Figures of the batch found, or of one a little smaller: memory is never free in the same pieces twice."""
-    for _ in range(_MAX_SMALLER_BATCHES):
+    for tries_left in range(_MAX_SMALLER_BATCHES, -1, -1):
         try:
             return _measured(replace(configuration, batch_size=batch_size), settings, device), batch_size
         except Exception as error:
             smaller = next_smaller(batch_size)
-            if not is_out_of_memory(error) or not smaller:
+            if not (tries_left and smaller and is_out_of_memory(error)):
                 raise
         batch_size = smaller
         _free_memory(device)
-    return _measured(replace(configuration, batch_size=batch_size), settings, device), batch_size
+    raise AssertionError("the last try returns or raises")
 
 
 def _fits(configuration: Configuration, device: str) -> bool:

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
-from gnnpred.checkpoint import Checkpoint, load_checkpoint  # noqa: E402
+from gnnpred.checkpoint import Checkpoint, load_checkpoint, network_inputs  # noqa: E402
 from gnnpred.costs import op_costs  # noqa: E402
 from gnnpred.errors import GnnpredError, UsageError  # noqa: E402
 from gnnpred.features import COMPONENTS, GraphArrays, encode, graph_structure  # noqa: E402
@@ -131,12 +131,7 @@ def test_every_kind_of_layer_runs_the_same_in_onnxruntime(rows, layer_kind, aggr
     session = onnxruntime.InferenceSession(export_onnx(members, shares))
     for row in (0, rows.num_rows - 1):
         arrays = rows.arrays_of(row)
-        given = {
-            "node_features": arrays.node_features, "kind_idx": arrays.kind_idx, "physics_ms": arrays.physics_ms,
-            "count": arrays.count, "in_edges": arrays.in_edges, "out_edges": arrays.out_edges,
-            "globals": arrays.globals[None], "specs_known": _ones(1),
-            "host_launches": np.float32([arrays.host_launches]), "host_copy_ms": np.float32([arrays.host_copy_ms]),
-        }  # fmt: skip
+        given = network_inputs(arrays, specs_known=True)
         wanted = {one.name for one in session.get_inputs()}
         (step_ms,) = session.run(["step_ms"], {name: value for name, value in given.items() if name in wanted})
         answers = [predict_rows(member, rows, np.array([row]), specs_known=_ones(1)) for member in members]
