@@ -7,7 +7,6 @@ it.
 import json
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from gnnpred.collect.rank_group import RankGroup
 from gnnpred.collect.recipe import Recipe
 from gnnpred.collect.runner import CollectReport, OnProgress, probed
 from gnnpred.collect.store import CollectionStore
-from gnnpred.collect.table import measured_file, write_tables
+from gnnpred.collect.table import write_tables
 from gnnpred.collect.workers import POLL_S, WORKER_COMMAND, Workers
 from gnnpred.errors import GnnpredError
 
@@ -59,12 +58,9 @@ def collect_collectives(
         finally:
             engine.end_all()
     return CollectReport(
-        folder=out,
+        **CollectReport.contents(recipe, out, rows),
         device=manifest["gpu"],
-        num_configurations=len(recipe.configurations),
-        num_rows=len(rows),
         num_measured_now=collection.num_added,
-        by_status=dict(Counter(row.status for row in rows).most_common()),
         warnings=tuple(collection.left_out)
         + tuple(
             f"{row.configuration['operation']} of {row.configuration['num_bytes']:,} bytes, "
@@ -75,7 +71,6 @@ def collect_collectives(
         num_graphs_missing=0,
         is_cut_off=is_cut_off,
         device_file=None,
-        runs_name=measured_file(recipe),
     )
 
 

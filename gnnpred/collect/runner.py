@@ -13,8 +13,9 @@ from gnnpred.collect.exports import Exports
 from gnnpred.collect.local_engine import LocalEngine
 from gnnpred.collect.lookahead import most_ahead
 from gnnpred.collect.recipe import LARGEST, Configuration, Recipe
+from gnnpred.collect.report import FolderReport
 from gnnpred.collect.store import STORE_FILE, CollectionStore
-from gnnpred.collect.table import DEVICE_FILE, FAILED_FILE, RUNS_FILE, write_device_file, write_tables
+from gnnpred.collect.table import DEVICE_FILE, write_device_file, write_tables
 from gnnpred.collect.workers import POLL_S, WORKER_COMMAND, Workers, require_space
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.hardware.device import AMPERE_COMPUTE_CAPABILITY
@@ -27,40 +28,21 @@ OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectReport:
-    """What a folder holds after a call."""
+class CollectReport(FolderReport):
+    """What a call did, and what its folder holds now."""
 
-    folder: Path
-    device: str
-    num_configurations: int
-    num_rows: int
     num_measured_now: int  # rows that this call added
-    by_status: dict[str, int]
     warnings: tuple[str, ...]
     num_graphs_missing: int  # of measured rows, not yet exported
     is_cut_off: bool  # by the time budget
     device_file: Path | None  # of a CPU, which the list of GPUs does not hold
-    runs_name: str = RUNS_FILE
-
-    @property
-    def runs_file(self) -> Path:
-        return self.folder / self.runs_name
-
-    @property
-    def failed_file(self) -> Path:
-        return self.folder / FAILED_FILE
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
-            "runs": str(self.runs_file),
-            "failed": str(self.failed_file),
+            **super().as_dict(),
             "device_file": str(self.device_file) if self.device_file else None,
-            "device": self.device,
-            "num_configurations": self.num_configurations,
-            "num_rows": self.num_rows,
             "num_measured_now": self.num_measured_now,
-            "by_status": self.by_status,
             "warnings": list(self.warnings),
             "num_graphs_missing": self.num_graphs_missing,
             "is_cut_off": self.is_cut_off,
@@ -167,12 +149,9 @@ def _report(
     measured = {row.config_id for row in rows if row.status == "ok"}
     graph_ids = {each.graph_id for each in recipe.configurations if each.config_id in measured}
     return CollectReport(
-        folder=store.folder,
+        **CollectReport.contents(recipe, store.folder, rows),
         device=device,
-        num_configurations=len(recipe.configurations),
-        num_rows=len(rows),
         num_measured_now=num_measured_now,
-        by_status=dict(Counter(row.status for row in rows).most_common()),
         warnings=tuple(
             f"{row.configuration['model']} {row.configuration['precision']} "
             f"batch {row.configuration['batch_size'] or LARGEST}: {row.result['warning']}"

@@ -6,15 +6,15 @@ shared file systems do not bear.
 
 import re
 import shutil
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gnnpred.collect.recipe import Recipe
+from gnnpred.collect.report import FolderReport
 from gnnpred.collect.store import STORE_FILE, CollectionStore, InUseError, StoredRow
-from gnnpred.collect.table import DEVICE_FILE, FAILED_FILE, measured_file, write_tables
+from gnnpred.collect.table import DEVICE_FILE, write_tables
 from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.files import replaced_when_done
 
@@ -76,40 +76,17 @@ def shard_folders(out: Path) -> list[Path]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeReport:
-    """What taking shards in did, and what the folder holds now."""
+class MergeReport(FolderReport):
+    """What taking shards in did, and what the folder holds now; ``device`` is "" while nothing was measured."""
 
-    folder: Path
-    device: str  # "" while nothing was measured
-    num_configurations: int
-    num_rows: int
     num_shards: int
     num_added: int  # rows that this call took in
-    by_status: dict[str, int]
     at_work: tuple[str, ...]  # shards that are still being collected: not taken in
-    runs_name: str
-
-    @property
-    def runs_file(self) -> Path:
-        return self.folder / self.runs_name
-
-    @property
-    def failed_file(self) -> Path:
-        return self.folder / FAILED_FILE
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "runs": str(self.runs_file),
-            "failed": str(self.failed_file),
-            "device": self.device,
-            "num_configurations": self.num_configurations,
-            "num_rows": self.num_rows,
-            "num_shards": self.num_shards,
-            "num_added": self.num_added,
-            "by_status": self.by_status,
-            "at_work": list(self.at_work),
-        }
+        added = {"num_shards": self.num_shards, "num_added": self.num_added, "at_work": list(self.at_work)}
+        return {**super().as_dict(), **added}
 
 
 def merge_shards(recipe: Recipe, out: Path, *, may_be_at_work: bool) -> MergeReport:
@@ -150,15 +127,11 @@ def merge_shards(recipe: Recipe, out: Path, *, may_be_at_work: bool) -> MergeRep
         write_tables(store, recipe)
         rows = store.rows()
     return MergeReport(
-        folder=out,
+        **FolderReport.contents(recipe, out, rows),
         device=device or "",
-        num_configurations=len(recipe.configurations),
-        num_rows=len(rows),
         num_shards=len(folders),
         num_added=num_added,
-        by_status=dict(Counter(row.status for row in rows).most_common()),
         at_work=tuple(at_work),
-        runs_name=measured_file(recipe),
     )
 
 
