@@ -21,6 +21,7 @@ from optuna.trial import TrialState
 
 from gnnpred.training.recipe import find_recipe, load_recipe
 from gnnpred.training.search_space import default_space, load_space
+from gnnpred.training.tuning.pruning import FINISHED
 from gnnpred.training.tuning.study import Search, open_study
 from gnnpred.training.tuning.workers import LocalPool, run_on_workers
 
@@ -43,11 +44,14 @@ def test_two_workers_run_the_trials_of_one_command(cli, arguments, tmp_path):
     outcome = cli(*arguments, "--workers", 2, "--trials", 3)
     assert outcome.code == 0, outcome.err
     trials = trials_of(tmp_path)
-    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 3
+    assert len(trials) == 3
+    assert all(trial.state in FINISHED for trial in trials)
+    # the last to end may be pruned, for then the two startup trials are there to compare with
+    assert sum(trial.state is TrialState.COMPLETE for trial in trials) >= 2
     assert len({trial.user_attrs["worker"] for trial in trials}) == 2
     assert trials[0].params["train.learning_rate"] == load_recipe(find_recipe("smoke")).train.learning_rate
-    assert sorted(line.split(",")[0] for line in outcome.err.splitlines()) == [
-        f"trial {number} complete" for number in range(3)
+    assert sorted(line.split()[:3] for line in outcome.err.replace(",", "").splitlines()) == [
+        ["trial", str(trial.number), trial.state.name.lower()] for trial in trials
     ]
 
 
