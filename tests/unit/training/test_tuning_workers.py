@@ -2,11 +2,12 @@
 
 from datetime import datetime, timedelta
 
-import optuna
 import pytest
 
 pytest.importorskip("torch_geometric")
+pytest.importorskip("optuna")
 
+import optuna
 from optuna.trial import TrialState
 
 from gnnpred.errors import GnnpredError
