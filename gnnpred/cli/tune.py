@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -61,6 +62,11 @@ def tune(
         typer.Option("--ray-address", metavar="HOST:PORT", help="Cluster of --engine ray, auto or local [RAY_ADDRESS, "
                      "otherwise local: one started here]."),
     ] = None,
+    confirm: Annotated[
+        int,
+        typer.Option("--confirm", min=0, metavar="N", help="Then train the N best trials and the recipe itself with "
+                     "other seeds, and choose by those: the least of many errors is partly luck."),
+    ] = 0,
     test_seeds: Annotated[
         int,
         typer.Option("--test-seeds", min=0, help="Then train the default and the tuned recipe with this many seeds and "
@@ -101,7 +107,7 @@ def tune(
                     path.stem, settings, checked, datasets=datasets, work=work, trials=trials, storage=storage,
                     objectives=parse_objectives(objectives), out=out or Path("runs") / (study or path.stem),
                     study_name=study, engine=engine, num_workers=workers,
-                    ray_address=ray_address or "local", test_seeds=test_seeds, on_progress=advance,
+                    ray_address=ray_address or "local", confirm=confirm, test_seeds=test_seeds, on_progress=advance,
                     on_trials=show,
                 )  # fmt: skip
         except KeyboardInterrupt:
@@ -127,18 +133,24 @@ def _print_result(result: "TuneResult") -> None:
         "Pareto front: no trial is better in every objective",
     )  # fmt: skip
     typer.echo(f"{len(complete)} trials complete, {len(result.trials) - len(complete)} pruned")
-    if result.default_error_pct is not None:
-        best_pct = result.best.values[0]
-        change = (best_pct / result.default_error_pct - 1) * 100
-        typer.echo(f"the recipe itself: {result.default_error_pct:.2f} %; best: {best_pct:.2f} % ({change:+.1f} %)")
+    if result.default is not None:
+        confirmed = result.confirmed_pct
+        default_pct, best_pct = (
+            mean(confirmed[trial.number]) if confirmed else trial.values[0] for trial in (result.default, result.best)
+        )
+        change = (best_pct / default_pct - 1) * 100
+        seeds = " with other seeds" if confirmed else ""
+        typer.echo(
+            f"the recipe itself{seeds}: {default_pct:.2f} %; best: trial {result.best.number}, {best_pct:.2f} % "
+            f"({change:+.1f} %)"
+        )
     typer.echo(plain(f"study {result.study_name} in {result.storage}"))
     typer.echo(f"written: {', '.join(str(file) for file in (result.recipe, *result.files))}")
     for name, reason in result.missing_plots.items():
         typer.echo(f"not drawn: {name}.png {reason}")
     for name, errors in result.test_errors_pct.items():
-        mean = sum(errors) / len(errors)
         by_seed = ", ".join(f"{error:.2f}" for error in errors)
-        typer.echo(f"untouched families, {name}: {mean:.2f} % (by seed: {by_seed})")
+        typer.echo(f"untouched families, {name}: {mean(errors):.2f} % (by seed: {by_seed})")
     typer.echo(
         f"next: gnnpred evaluate --recipe {result.recipe} --retrain, then gnnpred train --recipe {result.recipe}"
     )
@@ -156,6 +168,9 @@ def _print_trials(trials: Sequence["FrozenTrial"], result: "TuneResult", *, titl
     costs = [(heading, name, scale) for heading, name, scale in _COSTS if name in result.best.user_attrs]
     for heading, _, _ in costs:
         table.add_column(heading, justify="right")
+    confirmed = result.confirmed_pct
+    if confirmed:
+        table.add_column("other seeds %", justify="right")
     table.add_column("what differs from the recipe")
     for trial in trials:
         changed = [name for name, value in trial.params.items() if value != result.defaults[name]]
@@ -163,6 +178,7 @@ def _print_trials(trials: Sequence["FrozenTrial"], result: "TuneResult", *, titl
             str(trial.number),
             f"{trial.values[0]:.2f}",
             *(f"{trial.user_attrs[name] * scale:.3g}" for _, name, scale in costs),
+            *[f"{mean(confirmed[trial.number]):.2f}" if trial.number in confirmed else ""] * bool(confirmed),
             values_text(trial.params, changed) or "nothing: the recipe itself",
         )
     console().print(table)

@@ -10,9 +10,10 @@ from gnnpred.errors import GnnpredError, UsageError
 from gnnpred.training.experiments import Progress, RecipeSettings, load_encoded_corpus
 from gnnpred.training.recipe import with_values
 from gnnpred.training.search_space import SearchSpace
+from gnnpred.training.tuning.confirm import confirm_trials, confirmed_errors
 from gnnpred.training.tuning.costs import ERROR
 from gnnpred.training.tuning.objective import FOLDS_PROGRESS, Objective, untouched_errors
-from gnnpred.training.tuning.results import TuneResult, write_results
+from gnnpred.training.tuning.results import TuneResult, candidates, write_results
 from gnnpred.training.tuning.storage import (
     absolute_storage,
     is_one_machine,
@@ -43,6 +44,7 @@ def tune_recipe(
     engine: str = "local",
     num_workers: int = 1,
     ray_address: str = LOCAL_RAY,
+    confirm: int = 0,
     test_seeds: int = 0,
     num_encoders: int = 2,
     on_progress: Progress = lambda what, done, total: None,
@@ -53,6 +55,7 @@ def tune_recipe(
     ``storage`` is a database URL or a journal file, an SQLite file in ``work`` without one; commands that name the same
     study share it. ``num_workers`` processes run trials: this one alone, several here, or actors on a Ray cluster
     (``engine`` "ray"; ``ray_address`` "local" starts a Ray here). ``on_trials`` is told the trials as they go on.
+    The ``confirm`` best trials are trained again with other seeds, and the best of them is taken.
     ``test_seeds`` ensembles of the default and the tuned recipe are scored on the families that were set aside.
     """
     for folder in (out, work):  # before anything is trained
@@ -72,7 +75,7 @@ def tune_recipe(
         digests = search.digests()
         study = open_study(search, digests)
         objective: Objective | None = None
-        if trials > num_finished(study) or test_seeds:
+        if trials > num_finished(study) or confirm or test_seeds:
             corpus = load_encoded_corpus(datasets, recipe, work, num_encoders, on_progress, with_blind=False)
             objective = Objective(corpus, recipe, space, on_progress, search.objectives)
         if objective and trials > num_finished(study):
@@ -84,8 +87,15 @@ def tune_recipe(
                 objective.on_progress = _with_trials(on_progress, show)
                 run_trials(study, objective, search, trials, on_progress, show)
                 objective.on_progress = on_progress
+        confirmed_pct: dict[int, list[float]] = {}
+        if objective and confirm:
+            best = candidates(study, search, confirm)
+            confirm_trials(study, objective, recipe, best, on_progress)
+            confirmed_pct = confirmed_errors(study, best)
         try:
-            result = write_results(study, search, out=out, storage=shown_storage(storage))
+            result = write_results(
+                study, search, out=out, storage=shown_storage(storage), confirmed_pct=confirmed_pct
+            )  # fmt: skip
         except OSError as error:
             raise GnnpredError(f"cannot write to {out}: {error.strerror or error}") from error
         if objective and test_seeds:

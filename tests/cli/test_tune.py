@@ -71,6 +71,23 @@ def test_a_recipe_that_is_best_comes_back_unchanged(cli, arguments, tmp_path):
     assert load_recipe(tmp_path / "out" / "best.toml") == load_recipe(find_recipe("smoke"))
 
 
+def test_the_best_trials_are_confirmed_with_other_seeds(cli, arguments, tmp_path):
+    outcome = cli(*arguments, "--trials", 2, "--confirm", 1)
+    assert outcome.code == 0, outcome.err
+    assert "other seeds %" in outcome.out
+    assert "the recipe itself with other seeds: " in outcome.out
+    trials = trials_in(tmp_path / "out")
+    best_by_own_seed = min(trials, key=lambda trial: float(trial["error_pct"]))
+    confirmed = [trial for trial in trials if trial["confirmed_error_pct"]]
+    assert trials[0] in confirmed
+    assert best_by_own_seed in confirmed
+    best = min(confirmed, key=lambda trial: float(trial["confirmed_error_pct"]))
+    assert best["confirmed_error_pct"] != best["error_pct"]
+    learning_rate = load_recipe(tmp_path / "out" / "best.toml").train.learning_rate
+    assert learning_rate == float(best["train.learning_rate"])
+    assert f"best: trial {best['trial']}, " in outcome.out
+
+
 def test_a_study_goes_on_where_it_stopped(cli, arguments, tmp_path, monkeypatch):
     assert cli(*arguments, "--trials", 1).code == 0
     (before,) = trials_in(tmp_path / "out")
