@@ -20,7 +20,7 @@ from gnnpred.training.trees import fit_trees, roofline_of, summed_features
 
 TRACKS = ("architecture", "family", "device", "neusight", "random", "blind", "blind_fp32")
 GROUPING_OF_TRACK = {"blind": "family", "blind_fp32": "family"}
-ENSEMBLE = "ensemble"  # GNN and trees together: what the checkpoint ships
+ENSEMBLE = "ensemble"  # networks and trees together: what the checkpoint ships
 PRECISION_GROUPS = ("fp32", "tf32", "fp16", "mixed", "fp64", "bf16", "mixed-bf16")
 TARGET_PRECISIONS = ("fp32", "tf32", "fp16", "mixed")
 HALF_PRECISIONS = ("fp16", "mixed", "bf16", "mixed-bf16")

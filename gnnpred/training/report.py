@@ -17,8 +17,8 @@ TITLES = {
     "blind_fp32": "Without precision, trained on fp32 and tf32 rows alone, unseen family",
 }
 PREDICTORS = {
-    "ensemble": "GNN and trees together (what ships)",
-    "gnn": "GNN alone",
+    "ensemble": "networks and trees together (what ships)",
+    "gnn": "networks alone",
     "gnn_one": "GNN alone, one network",
     "trees": "boosted trees on summed features",
     "roofline": "roofline x constant per GPU and precision",
@@ -67,8 +67,8 @@ def report_lines(table: dict[str, Any]) -> list[str]:
 
 
 CONTRAST_PREDICTORS = {
-    "ensemble": "GNN and trees together (what ships)",
-    "gnn": "GNN alone",
+    "ensemble": "networks and trees together (what ships)",
+    "gnn": "networks alone",
     "gnn_one": "GNN alone, one network",
     "blind": "GNN without precision",
     "blind_fp32": "GNN without precision, trained on fp32 and tf32 rows alone",
