@@ -28,7 +28,6 @@ SPACE = """
 test_fold = 2
 seed = 0
 startup_trials = {startup_trials}
-keep_share = 1.0
 stages = [{{ rows = 1.0, epochs = 1.0 }}]
 
 [parameters]

@@ -17,7 +17,7 @@ _PARAMETER_KEYS = {
     "float": {"low", "high", "log"}, "int": {"low", "high", "log", "step"}, "categorical": {"choices"},
 }  # fmt: skip
 _LISTED = "known are"
-_STUDY_KEYS = ("test_fold", "seed", "startup_trials", "keep_share", "stages")
+_STUDY_KEYS = ("test_fold", "seed", "startup_trials", "stages")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +53,7 @@ class Stage:
 
     rows: float  # share of the rows of an epoch
     epochs: float  # share of the epochs
+    keep: float = 1.0  # share of the trials, the best, that goes on to the next stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,6 @@ class SearchSpace:
     test_fold: int
     seed: int
     startup_trials: int
-    keep_share: float
     stages: tuple[Stage, ...]
 
     @property
@@ -101,18 +101,19 @@ def _study(study: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     for key, least in (("test_fold", 0), ("seed", 0), ("startup_trials", 1)):
         if type(study[key]) is not int or study[key] < least:
             raise GnnpredError(f"{where}: {key} must be a whole number from {least} on, got {study[key]!r}")
-    keep_share = _share(study["keep_share"], "keep_share", where=where)
     stages = study["stages"]
     if not isinstance(stages, list) or not stages or not all(isinstance(stage, dict) for stage in stages):
         raise GnnpredError(f"{where}: stages must be a list of tables such as {{ rows = 1.0, epochs = 1.0 }}")
     checked = []
     for stage in stages:
-        require_known(stage, ("rows", "epochs"), f"{where}, stages", listed=_LISTED)
-        shares = {key: _share(stage.get(key), f"{key} of a stage", where=where) for key in ("rows", "epochs")}
-        checked.append(Stage(**shares))
+        keys = ("rows", "epochs") if stage is stages[-1] else ("rows", "epochs", "keep")
+        if stage is stages[-1] and "keep" in stage:
+            raise GnnpredError(f"{where}: no stage follows the last one: leave keep out there")
+        require_known(stage, keys, f"{where}, stages", listed=_LISTED)
+        checked.append(Stage(**{key: _share(stage.get(key), f"{key} of a stage", where=where) for key in keys}))
     if checked[-1] != Stage(rows=1.0, epochs=1.0):
         raise GnnpredError(f"{where}: the last stage must be the whole recipe, {{ rows = 1.0, epochs = 1.0 }}")
-    return {**study, "keep_share": keep_share, "stages": tuple(checked)}
+    return {**study, "stages": tuple(checked)}
 
 
 def _share(value: Any, name: str, *, where: str) -> float:

@@ -5,10 +5,13 @@ kept as a user attribute, and a trial is compared with those alone that cost no 
 may still be the best at its price.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from gnnpred.training.search_space import Stage
 from gnnpred.training.tuning.costs import LATENCY_RATIO, SIZE_BYTES
 
 HOPELESS_QUANTILE = 0.75  # a trial among the worst quarter part-way through a stage is pruned at once
@@ -37,10 +40,10 @@ def is_hopeless(trial: Trial) -> bool:
 
 
 class BestShare(optuna.pruners.BasePruner):
-    """Prunes a trial that ends a stage outside the best share of trials, or is among the worst quarter within one."""
+    """Prunes a trial outside the best ``keep`` of a stage at its end, or among the worst quarter within one."""
 
-    def __init__(self, num_folds: int, keep_share: float, startup_trials: int) -> None:
-        self._num_folds, self._keep_share, self._startup_trials = num_folds, keep_share, startup_trials
+    def __init__(self, num_folds: int, stages: Sequence[Stage], startup_trials: int) -> None:
+        self._num_folds, self._stages, self._startup_trials = num_folds, stages, startup_trials
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         errors = step_errors(trial)
@@ -52,7 +55,7 @@ class BestShare(optuna.pruners.BasePruner):
         if len(values) < self._startup_trials:
             return False
         ends_stage = (step + 1) % self._num_folds == 0
-        limit = np.quantile(values, self._keep_share if ends_stage else HOPELESS_QUANTILE)
+        limit = np.quantile(values, self._stages[step // self._num_folds].keep if ends_stage else HOPELESS_QUANTILE)
         return bool(errors[step] > limit)
 
 

@@ -165,7 +165,7 @@ def run_one_trial(study: optuna.Study, objective: Objective, search: Search, *, 
     An interrupt queues it again; while a trial is drawn and while its end is written interrupts wait.
     """
     space = search.space
-    study.pruner = BestShare(len(objective.folds), space.keep_share, space.startup_trials)
+    study.pruner = BestShare(len(objective.folds), space.stages, space.startup_trials)
     is_journal = journal_path(search.storage) is not None
     given_up = False
 

@@ -14,8 +14,7 @@ STUDY = """
 test_fold = 0
 seed = 0
 startup_trials = 1
-keep_share = 0.5
-stages = [{ rows = 1.0, epochs = 1.0 }]
+stages = [{ rows = 0.5, epochs = 0.25, keep = 0.5 }, { rows = 1.0, epochs = 1.0 }]
 """
 RATE = '"train.learning_rate" = { kind = "float", low = 1e-3, high = 1e-2, log = true }'
 
@@ -71,7 +70,9 @@ def test_a_wrong_parameter_is_refused_by_name(tmp_path, parameters, message):
     [
         ("test_fold = 0", "test_fold = -1", "test_fold must be a whole number"),
         ("seed = 0", "", "seed is missing"),
-        ("keep_share = 0.5", "keep_share = 0", "keep_share must be above 0"),
+        ("keep = 0.5", "keep = 0", "keep of a stage must be above 0 and at most 1, got 0"),
+        (", keep = 0.5", "", "keep of a stage must be above 0 and at most 1, got None"),
+        ("epochs = 1.0 }", "epochs = 1.0, keep = 0.5 }", "no stage follows the last one: leave keep out there"),
         ("epochs = 1.0 }", "epochs = 0.5 }", "the last stage must be the whole recipe"),
         ("rows = 1.0", "rows = 2.0", "rows of a stage must be above 0 and at most 1"),
         ("seed = 0", "sed = 0", "unknown field 'sed', did you mean 'seed'"),

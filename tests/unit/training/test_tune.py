@@ -36,7 +36,7 @@ RECIPE = RecipeSettings(
 FULL = Stage(rows=1.0, epochs=1.0)
 SPACE = SearchSpace(
     parameters=(Parameter(name="train.learning_rate", kind="float", low=1e-3, high=1e-2, log=True),),
-    test_fold=1, seed=0, startup_trials=2, keep_share=0.5, stages=(Stage(rows=0.5, epochs=0.5), FULL),
+    test_fold=1, seed=0, startup_trials=2, stages=(Stage(rows=0.5, epochs=0.5, keep=0.5), FULL),
 )  # fmt: skip
 
 SEARCH = Search(
@@ -116,7 +116,8 @@ def test_stages_take_shares_of_rows_and_epochs():
 
 
 def finished(*errors_pct: float) -> optuna.Study:
-    study = optuna.create_study(pruner=BestShare(num_folds=2, keep_share=0.25, startup_trials=4))
+    stages = (Stage(rows=0.1, epochs=0.1, keep=0.25), Stage(rows=0.5, epochs=0.5, keep=0.75), FULL)
+    study = optuna.create_study(pruner=BestShare(num_folds=2, stages=stages, startup_trials=4))
     for error_pct in errors_pct:
         study.add_trial(
             optuna.trial.create_trial(value=error_pct, intermediate_values=dict.fromkeys(range(4), error_pct))
@@ -131,6 +132,8 @@ def finished(*errors_pct: float) -> optuna.Study:
         (0, 39.0, True),
         (1, 25.0, True),  # at its end all but the best quarter go
         (1, 15.0, False),
+        (3, 25.0, False),  # the next stage keeps three quarters
+        (3, 35.0, True),
     ],
 )
 def test_pruning_within_and_at_the_end_of_a_stage(step, error_pct, is_pruned):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.train
 RECIPE = RecipeSettings(train=TrainSettings(epochs=2, model=ModelSettings(width=8)))
 SPACE = SearchSpace(
     parameters=(Parameter(name="train.model.width", kind="int", low=8, high=32, step=8),),
-    test_fold=2, seed=0, startup_trials=2, keep_share=0.5, stages=(Stage(rows=1.0, epochs=1.0),),
+    test_fold=2, seed=0, startup_trials=2, stages=(Stage(rows=1.0, epochs=1.0),),
 )  # fmt: skip
 OWN_PCT = {8: 13.0, 16: 12.0, 24: 10.0, 32: 11.0}  # width -> error with a trial's own seed; 24 was lucky
 TRUE_PCT = {8: 13.0, 16: 12.0, 24: 12.5, 32: 11.5}

@@ -29,7 +29,7 @@ MODEL = ModelSettings(width=8, message_width=4, num_layers=1)
 RECIPE = RecipeSettings(train=TrainSettings(epochs=2, graphs_per_batch=8, op_rows_per_batch=4, model=MODEL))
 SPACE = SearchSpace(
     parameters=(Parameter(name="train.model.width", kind="int", low=8, high=32, step=8),),
-    test_fold=1, seed=0, startup_trials=2, keep_share=0.5, stages=(Stage(rows=1.0, epochs=1.0),),
+    test_fold=1, seed=0, startup_trials=2, stages=(Stage(rows=1.0, epochs=1.0),),
 )  # fmt: skip
 ALL = ("error", "latency", "size")
 
@@ -133,7 +133,7 @@ def fake_costs(monkeypatch, ratio_by_width: dict[int, float]):
 
 def test_a_trial_has_a_value_per_objective_and_keeps_its_errors_by_step(corpus, monkeypatch):
     fake_costs(monkeypatch, {8: 1.0, 16: 1.5})
-    study = optuna.create_study(directions=["minimize"] * 3, pruner=BestShare(4, 0.5, 2))
+    study = optuna.create_study(directions=["minimize"] * 3, pruner=BestShare(4, SPACE.stages, 2))
     study.enqueue_trial({"train.model.width": 16})
     study.optimize(Objective(corpus, RECIPE, SPACE, silent, ALL), n_trials=1)
     (trial,) = study.trials
@@ -145,7 +145,7 @@ def test_a_trial_has_a_value_per_objective_and_keeps_its_errors_by_step(corpus, 
 
 def test_the_size_alone_needs_no_timing(corpus, monkeypatch):
     fake_costs(monkeypatch, {})
-    study = optuna.create_study(directions=["minimize"] * 2, pruner=BestShare(4, 0.5, 2))
+    study = optuna.create_study(directions=["minimize"] * 2, pruner=BestShare(4, SPACE.stages, 2))
     study.enqueue_trial({"train.model.width": 24})
     study.optimize(Objective(corpus, RECIPE, SPACE, silent, ("error", "size")), n_trials=1)
     assert study.trials[0].values[1] == 24000
@@ -168,7 +168,7 @@ def finished(study: optuna.Study, error_pct: float, ratio: float, size: int) -> 
     ],
 )
 def test_a_trial_is_compared_with_those_that_cost_no_more(error_pct, ratio, size, hopeless):
-    study = optuna.create_study(directions=["minimize"] * 3, pruner=BestShare(2, 0.5, 4))
+    study = optuna.create_study(directions=["minimize"] * 3, pruner=BestShare(2, SPACE.stages, 4))
     for other in (10.0, 20.0, 30.0, 34.0):
         finished(study, other, 1.0, 100)
     finished(study, 5.0, 3.0, 300)  # dearer than the trial: does not count
