@@ -113,7 +113,7 @@ def write_results(
         raise GnnpredError(f"no trial of study {study.study_name!r} is complete: raise --trials")
     confirmed = [trial for trial in complete if trial.number in confirmed_pct]
     best = min(confirmed, key=lambda trial: mean(confirmed_pct[trial.number]), default=complete[0])
-    default = _default_of(complete, search)
+    default = _default_of(confirmed or complete, search)  # compared with the best on like terms
     front = (best,) if search.objectives == (ERROR,) else by_error(study.best_trials)
     out.mkdir(parents=True, exist_ok=True)
 
